@@ -1,0 +1,44 @@
+# make all   set up and run the main job on the embedded default model
+# make test  set up and run the tests
+# Both make their own virtual environment in .venv and touch nothing outside the project.
+
+PYTHON ?= python3
+RUN ?= configs/smollm2-135m-sample.yaml
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: all test check slow clean
+.DELETE_ON_ERROR:
+
+all: .venv/ready
+	$(BIN)/snakemake all --cores all --config run=$(RUN)
+
+test: .venv/ready-dev
+	$(BIN)/python -m pytest
+
+# The tests that take minutes: every BFCL row, both real models, differential runs.
+slow: .venv/ready-dev
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile
+	$(BIN)/snakemake --lint
+
+.venv/ready: requirements.txt requirements-nodeps.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: run make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) "$$(grep ^torch== requirements.txt)"
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --require-hashes -r requirements-nodeps.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/ready-dev: .venv/ready requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf .venv .snakemake .cache

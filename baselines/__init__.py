@@ -1,0 +1,1 @@
+"""One file per method; a file dropped in here is found, nothing else needs an edit."""

@@ -1,0 +1,93 @@
+"""SnapKV: keep the prompt tokens that the end of the prompt looks at.
+
+Source: Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation",
+arXiv 2404.14469. At prefill end, per layer: attention probabilities of the last w prompt queries,
+summed over those queries, averaged over the query heads that share a kv head, max-pooled along the
+positions (kernel k), then the top (C - w) earlier positions and the whole window stay. Nothing
+that is decoded later is evicted.
+
+Deviations and open choices:
+- one kept set per kv head, shared by its query group (the reference keeps one per query head and
+  so stores `group_size` times the bytes); aggregate first, then pool; probabilities in fp32;
+- kept indices are sorted; positions stay the original ones (keys are stored after RoPE);
+- C follows from a byte budget instead of being fixed: with P prompt tokens and T expected answer
+  tokens, all kept, C + T = B (P + T), hence C = round(B P - (1 - B) T);
+- a prompt too short for the window shrinks it to max(1, C // 4) (note "window"); C below
+  `min_tokens` is raised to it, which exceeds the budget (note "clamped"). Both are counted;
+- equal scores: the more recent token wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState, Wants
+
+
+@dataclass(frozen=True)
+class SnapKV(Method):
+    """`window` w and `kernel` k (odd) as in the paper's long-context runs; `min_tokens` is the
+    least number of prompt tokens kept however tight the budget."""
+
+    budget: float = 0.33
+    window: int = 32
+    kernel: int = 7
+    min_tokens: int = 8
+
+    name: ClassVar[str] = "snapkv"
+    label: ClassVar[str] = "SnapKV"
+    paper: ClassVar[str] = "Li et al. 2024, arXiv 2404.14469"
+    color: ClassVar[str] = "#0072b2"
+    marker: ClassVar[str] = "s"
+    knob: ClassVar[str] = "prompt tokens kept per layer and kv head"
+    budgets: ClassVar[tuple[float, float]] = (0.05, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1 or self.min_tokens < 1:
+            raise ValueError("snapkv: window and min_tokens must be at least 1")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"snapkv: kernel must be odd and positive, not {self.kernel}")
+
+    def capacity(self, info: PromptInfo) -> int:
+        """Prompt tokens to keep so that B_persist meets the budget at the expected length."""
+        share, length = self.budget, info.expected_new_tokens
+        return round(share * info.prompt_tokens - (1 - share) * length)
+
+    def open(self, info: PromptInfo) -> RequestState:
+        return _SnapKVRequest(self, info)
+
+
+class _SnapKVRequest(RequestState):
+    def __init__(self, method: SnapKV, info: PromptInfo) -> None:
+        wanted = method.capacity(info)
+        self.info, self.kernel = info, method.kernel
+        self.capacity = min(max(wanted, method.min_tokens), info.prompt_tokens)
+        self.window = min(method.window, max(1, self.capacity // 4))
+        keeps_all = self.capacity == info.prompt_tokens
+        notes = []
+        if wanted < self.capacity:
+            notes.append("clamped")
+        if self.window < method.window and not keeps_all:
+            notes.append("window")
+        self.notes = tuple(notes)
+        self.wants = Wants() if keeps_all else Wants(window_queries=self.window)
+
+    def keep(self, layer: int, captures: Captures) -> Keep:
+        info = self.info
+        if self.capacity == info.prompt_tokens:
+            return Keep()
+        assert captures.window_mass is not None  # it was asked for
+        mass = captures.window_mass.view(info.kv_heads, info.group_size, info.prompt_tokens)
+        earlier = mass.mean(dim=1)[:, : info.prompt_tokens - self.window]
+        pooled = F.max_pool1d(earlier, self.kernel, stride=1, padding=self.kernel // 2)
+        # A stable descending sort of the reversed row puts the more recent of two equals first.
+        order = torch.argsort(pooled.flip(-1), dim=-1, descending=True, stable=True)
+        best = earlier.shape[-1] - 1 - order[:, : self.capacity - self.window]
+        window = torch.arange(info.prompt_tokens - self.window, info.prompt_tokens)
+        kept = torch.cat([best, window.expand(info.kv_heads, -1)], dim=-1)
+        return Keep(kept.sort(dim=-1).values)

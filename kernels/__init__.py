@@ -1,0 +1,1 @@
+"""The operations the engine is made of: one operation, one name, several bodies."""
