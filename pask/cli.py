@@ -1,0 +1,211 @@
+"""The command line: one command a step of the workflow, each usable on its own.
+
+Modules that cost seconds to import (torch, transformers, pandas) are imported by the command that
+needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pask import __version__
+from pask.errors import PaskError
+
+if TYPE_CHECKING:
+    from pask.config import RunConfig
+
+DEFAULT_CONFIG = "configs/smollm2-135m-sample.yaml"
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    from pask.config import load
+
+    return load(args.config, args.set)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _splits(args: argparse.Namespace) -> None:
+    from pask.bfcl.data import load_rows
+    from pask.bfcl.splits import PARTS, build_splits, leaks
+    from pask.evaluation.keys import splits_file
+
+    config = _config(args)
+    rows = load_rows()
+    splits = build_splits(rows, config.data.split, config.data.seed)
+    splits.sample(config.data.part, config.data.sample)  # refuse a sample that is too large now
+    path = splits_file(config)
+    splits.write(path)
+    shared = leaks(splits, rows)
+    sizes = {part: splits.sizes(part) for part in PARTS}
+    if args.json:
+        _print_json(
+            {
+                "path": str(path),
+                "kind": splits.kind,
+                "seed": splits.seed,
+                "digest": splits.digest,
+                "data_digest": splits.data_digest,
+                "sizes": sizes,
+                "leaks": shared,
+            }
+        )
+        return
+    print(f"{path}: {splits.kind} split, seed {splits.seed}, digest {splits.digest[:16]}")
+    print(f"{'category':24}{'cal':>6}{'dev':>6}{'test':>6}   test rows that share with cal or dev")
+    for category, leak in shared.items():
+        counts = "".join(f"{sizes[part][category]:6}" for part in PARTS)
+        print(f"{category:24}{counts}   {leak['tool_set']} tool set, {leak['question']} question")
+
+
+def _methods(args: argparse.Namespace) -> None:
+    from pask.methods.registry import describe
+
+    found = describe()
+    if args.json:
+        _print_json(found)
+        return
+    for method in found:
+        low, high = method["budgets"]
+        print(f"{method['name']:18}{method['label']:22}budget {low} to {high}: {method['knob']}")
+        print(f"{'':18}{method['paper']} ({method['module']})")
+
+
+def _model(args: argparse.Namespace) -> None:
+    from pask.evaluation.model import prepare
+
+    print(prepare(_config(args)))
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from pask.evaluation.run import evaluate
+
+    shard, _, shards = args.shard.partition("/")
+    if not (shard.isdigit() and shards.isdigit() and 1 <= int(shard) <= int(shards)):
+        raise PaskError(f"cannot read the shard {args.shard!r}", todo="write 1/2, 2/2, ...")
+    for path in evaluate(
+        _config(args),
+        shard=int(shard) - 1,
+        shards=int(shards),
+        methods=args.methods,
+        threads=args.threads,
+    ):
+        print(path)
+
+
+def _score(args: argparse.Namespace) -> None:
+    from pask.evaluation.score import score
+
+    print(score(_config(args), args.methods))
+
+
+def _tables(args: argparse.Namespace) -> None:
+    from pask.report.run import tables
+
+    for path in tables(_config(args)):
+        print(path)
+
+
+def _figures(args: argparse.Namespace) -> None:
+    from pask.report.run import figures
+
+    for path in figures(_config(args)):
+        print(path)
+
+
+def _prompts(args: argparse.Namespace) -> None:
+    from pask.evaluation.prompts import compare
+
+    compare(_config(args), args.styles, args.answer_forms, args.sample, Path(args.out))
+
+
+def _ceiling(args: argparse.Namespace) -> None:
+    from pask.bfcl.ceiling import main
+
+    main(Path(args.out))
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from pask.bench import run
+
+    print(json.dumps(run(args.name, _config(args), args.items)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pask", description=__import__("pask").__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], None], text: str, *, config: bool = True
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        if config:
+            sub.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="a run's YAML")
+            sub.add_argument(
+                "--set",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="override one value, e.g. model.path=/models/qwen",
+            )
+        return sub
+
+    splits = command("splits", _splits, "Write the run's calibration, dev and test split.")
+    splits.add_argument("--json", action="store_true", help="print sizes and digests as JSON")
+
+    methods = command("methods", _methods, "List the methods that are installed.", config=False)
+    methods.add_argument("--json", action="store_true", help="print them as JSON")
+
+    command("model", _model, "Fetch and prepare the run's model.")
+
+    evaluate = command("evaluate", _evaluate, "Generate the run's answers; resumes after a kill.")
+    evaluate.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N shards")
+    evaluate.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
+    evaluate.add_argument("--threads", type=int, default=1, help="torch threads")
+
+    score = command("score", _score, "Judge the answers by BFCL's checker: the long table.")
+    score.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
+
+    command("tables", _tables, "Make the tables from the long table.")
+    command("figures", _figures, "Make the figures from the long table.")
+
+    prompts = command(
+        "prompts", _prompts, "Compare prompt styles and answer forms on the calibration split."
+    )
+    prompts.add_argument("--styles", nargs="+", metavar="STYLE", help="default: every style")
+    prompts.add_argument("--answer-forms", nargs="+", metavar="FORM", help="default: both")
+    prompts.add_argument("--sample", type=int, metavar="N", help="rows per category; default: all")
+    prompts.add_argument("--out", default="results/prompts", metavar="DIR")
+
+    ceiling = command(
+        "ceiling", _ceiling, "List the rows that no output can pass.", config=False
+    )
+    ceiling.add_argument("--out", default="configs/bfcl-ceiling.json", metavar="FILE")
+
+    bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
+    bench.add_argument("name", metavar="NAME", help="evaluate")
+    bench.add_argument("--items", type=int, default=8, help="how many rows to measure on")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0, or 2 for bad input and 3 for a fault of the harness."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except PaskError as error:
+        print(f"pask: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("pask: interrupted; finished items are kept", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,198 @@
+"""A run's YAML file, checked against configs/schema.json, as typed values."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from pask.errors import PaskError
+from pask.paths import CONFIGS
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str
+    source: str
+    path: str | None
+    revision: str | None
+    sha256: str | None
+    prompt: str
+    answer_form: str
+    expected_new_tokens: int
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    split: str
+    seed: int
+    part: str
+    sample: Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    kv_dtype: str
+    max_batch: int
+    shards: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the comparison: a method at one budget, e.g. `snapkv@0.33`."""
+
+    name: str
+    method: str
+    budget: float
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run; field by field what configs/schema.json describes."""
+
+    run: str
+    model: ModelConfig
+    data: DataConfig
+    max_new_tokens: int
+    engine: EngineConfig
+    entries: tuple[Entry, ...]
+    paper_model: str
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.entries]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PaskError(
+                f"{twice[0]!r} appears twice",
+                where="methods",
+                todo="give one of them a variant or another budget",
+            )
+
+    def select(self, methods: Iterable[str] | None) -> tuple[Entry, ...]:
+        """The entries of the named methods (or entry names), all of them for None.
+
+        A registered method that the config does not list raises PaskError, as an unknown one does.
+        """
+        if methods is None:
+            return self.entries
+        chosen: list[Entry] = []
+        for name in methods:
+            found = [entry for entry in self.entries if name in (entry.method, entry.name)]
+            if not found:
+                known = sorted({entry.method for entry in self.entries})
+                raise PaskError(
+                    f"the method {name!r} is not in this run",
+                    where=f"run {self.run}",
+                    todo=f"{_suggest(name, known)}it lists {', '.join(known)}",
+                )
+            chosen += [entry for entry in found if entry not in chosen]
+        return tuple(chosen)
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def _fill_defaults(value: Any, schema: Mapping[str, Any]) -> None:
+    """Write the schema's defaults into `value`, in place, also into absent sections."""
+    if isinstance(value, dict):
+        for key, inner in schema.get("properties", {}).items():
+            if key not in value and "default" in inner:
+                value[key] = json.loads(json.dumps(inner["default"]))
+            if key in value:
+                _fill_defaults(value[key], inner)
+    elif isinstance(value, list):
+        for item in value:
+            _fill_defaults(item, schema.get("items", {}))
+
+
+def _explain(error: jsonschema.ValidationError, where: str) -> PaskError:
+    path = ".".join(str(part) for part in error.absolute_path) or "top level"
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = error.schema["properties"]
+        extra = next(key for key in error.instance if key not in known)
+        return PaskError(
+            f"unknown key {extra!r} in {path}",
+            where=where,
+            todo=f"{_suggest(str(extra), known)}known: {', '.join(known)}",
+        )
+    return PaskError(f"{path}: {error.message}", where=where, todo="see configs/schema.json")
+
+
+def _override(raw: dict[str, Any], assignment: str) -> None:
+    """Apply `a.b=value` (value in YAML) to the raw config, in place."""
+    dotted, equals, text = assignment.partition("=")
+    if not equals or not dotted:
+        raise PaskError(f"cannot read the override {assignment!r}", todo="write key.key=value")
+    *sections, last = dotted.split(".")
+    target: Any = raw
+    for section in sections:
+        target = target.setdefault(section, {}) if isinstance(target, dict) else None
+    if not isinstance(target, dict):
+        raise PaskError(f"the override {assignment!r} does not lead to a key of the config")
+    target[last] = yaml.safe_load(text)
+
+
+def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read, override (`model.path=...`), check and complete a run's config.
+
+    Raises PaskError for an unreadable file, a key or value that the schema does not know, a
+    method that is not registered, parameters or budgets that it refuses.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        there = ", ".join(sorted(str(p) for p in path.parent.glob("*.yaml"))) or "none there"
+        raise PaskError("no such config file", where=str(path), todo=f"there are: {there}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PaskError("cannot read the config", where=str(path), why=str(error)) from error
+    if not isinstance(raw, dict):
+        raise PaskError("the config is not a mapping", where=str(path))
+    for assignment in overrides:
+        _override(raw, assignment)
+    validator = jsonschema.Draft202012Validator(_schema())
+    error = jsonschema.exceptions.best_match(validator.iter_errors(raw))
+    if error:
+        raise _explain(error, str(path))
+    _fill_defaults(raw, _schema())
+    try:
+        config = RunConfig(
+            run=raw["run"],
+            model=ModelConfig(**raw["model"]),
+            data=DataConfig(**raw["data"]),
+            max_new_tokens=raw["decode"]["max_new_tokens"],
+            engine=EngineConfig(**raw["engine"]),
+            entries=tuple(_entries(raw["methods"])),
+            paper_model=raw["paper_model"],
+        )
+    except PaskError as error:
+        raise PaskError(str(error), where=str(path)) from error
+    return config
+
+
+def _entries(listed: Iterable[Mapping[str, Any]]) -> Iterable[Entry]:
+    from pask.methods.registry import make_method  # torch is slow to import: only once needed
+
+    for item in listed:
+        variant = f"-{item['variant']}" if "variant" in item else ""
+        for wanted in item.get("budgets", [None]):
+            method = make_method(item["name"], wanted, item["params"])
+            low, high = method.budgets
+            budget = "" if low == high else f"@{method.budget:.2f}"
+            yield Entry(f"{method.name}{variant}{budget}", method.name, method.budget, item["params"])

@@ -1,0 +1,59 @@
+"""What decides an item's result, as a digest; and the folders that carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pask.bfcl.data import data_digest
+from pask.config import Entry, RunConfig
+from pask.methods.contract import Method
+from pask.methods.registry import make_method, method_class
+from pask.provenance import digest, source_digest, versions
+
+RESULTS = Path("results")
+
+# The modules whose code an item's result goes through, besides the method's own.
+_COMPUTE = ("pask.engine.decode", "pask.engine.loading", "pask.bfcl.request")
+
+
+def method_of(entry: Entry) -> Method:
+    """The method instance of an entry, with the entry's budget and parameters."""
+    return make_method(entry.method, entry.budget, entry.params)
+
+
+def key_parts(config: RunConfig, entry: Entry, model_digest: str) -> dict[str, Any]:
+    """Everything that decides the result of one item under one entry.
+
+    The split is not among it: a row's result does not depend on which part the row is in, and
+    batch size, shards and threads are not, since decoding does not depend on what else runs.
+    """
+    return {
+        "method": entry.method,
+        "parameters": dataclasses.asdict(method_of(entry)),
+        "model": model_digest,
+        "prompt": config.model.prompt,
+        "answer_form": config.model.answer_form,
+        "expected_new_tokens": config.model.expected_new_tokens,
+        "max_new_tokens": config.max_new_tokens,
+        "kv_dtype": config.engine.kv_dtype,
+        "data": data_digest(),
+        "versions": versions(),
+        "source": source_digest(*_COMPUTE, method_class(entry.method).__module__),
+    }
+
+
+def part_folder(config: RunConfig, entry: Entry, model_digest: str) -> Path:
+    """results/<run>/parts/<entry>-<key>: a change of anything decisive opens a new folder."""
+    key = digest(key_parts(config, entry, model_digest))[:16]
+    return RESULTS / config.run / "parts" / f"{entry.name}-{key}"
+
+
+def prediction_file(config: RunConfig, entry: Entry, shard: int) -> Path:
+    """The finished answers of one entry and shard, in the split's order."""
+    return RESULTS / config.run / "predictions" / entry.name / f"{shard}.jsonl"
+
+
+def splits_file(config: RunConfig) -> Path:
+    return RESULTS / config.run / "splits.json"

@@ -1,0 +1,101 @@
+"""Judges every answer by BFCL's official checker: prediction files in, the long table out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pask.bfcl.answers import MalformedAnswer, parse
+from pask.bfcl.checker import Verdict, check
+from pask.bfcl.data import Row, load_rows
+from pask.bfcl.splits import Splits
+from pask.config import Entry, RunConfig
+from pask.errors import HarnessFault
+from pask.evaluation import keys
+from pask.evaluation.parts import read_part
+from pask.files import whole_file
+
+COLUMNS = (
+    "model", "split", "method", "label", "budget", "entry", "id", "category", "cluster",
+    "correct", "error_type", "finish", "prompt_tokens", "new_tokens",
+    "resident_prompt_bytes", "resident_decode_bytes", "full_prompt_bytes", "full_bytes",
+    "resident_byte_steps", "full_byte_steps", "notes",
+)  # fmt: skip
+
+
+def judge(row: Row, text: str, answer_form: str) -> Verdict:
+    """The official verdict on an output; text that is no complete answer is a wrong answer."""
+    try:
+        calls = parse(text, answer_form)
+    except MalformedAnswer:
+        return check(row, None)
+    return check(row, calls)
+
+
+def long_table(
+    config: RunConfig, ids: dict[str, tuple[str, ...]], predictions: dict[str, list[Path]]
+) -> pd.DataFrame:
+    """One row per item and entry, in the split's order; columns `COLUMNS`.
+
+    `ids`: the rows of the run by category; `predictions`: entry name -> its shards' files.
+    Raises HarnessFault where an entry lacks an item or holds one twice: denominators come from the
+    split, never from what happens to be there.
+    """
+    rows = load_rows()
+    wanted = [row_id for group in ids.values() for row_id in group]
+    records = []
+    for entry in config.entries:
+        if entry.name not in predictions:
+            continue
+        found: dict[str, dict[str, Any]] = {}
+        for path in predictions[entry.name]:
+            for record in read_part(path):
+                if record["id"] in found:
+                    raise HarnessFault(f"{record['id']} is there twice", where=str(path))
+                found[record["id"]] = record
+        if found.keys() != set(wanted):
+            missing = sorted(set(wanted) - found.keys())
+            raise HarnessFault(
+                f"{len(missing)} of {len(wanted)} items have no prediction, "
+                f"{len(found.keys() - set(wanted))} are not of this run",
+                where=f"entry {entry.name}",
+                todo="run the evaluation again: it does what is missing",
+            )
+        records += [_line(config, entry, rows[i], found[i]) for i in wanted]
+    return pd.DataFrame(records, columns=list(COLUMNS))
+
+
+def _line(config: RunConfig, entry: Entry, row: Row, record: dict[str, Any]) -> dict[str, Any]:
+    verdict = judge(row, record["text"], config.model.answer_form)
+    return {
+        **{name: record[name] for name in COLUMNS if name in record},
+        "model": config.model.name,
+        "split": f"{config.data.split}/{config.data.part}",
+        "method": entry.method,
+        "label": keys.method_of(entry).label,
+        "budget": entry.budget,
+        "entry": entry.name,
+        "category": row.category,
+        "cluster": row.cluster,
+        "correct": int(verdict.correct),
+        "error_type": verdict.error_type,
+        "notes": " ".join(record["notes"]),
+    }
+
+
+def score(config: RunConfig, methods: Sequence[str] | None = None, shards: int = 1) -> Path:
+    """Write results/<run>/long.csv from the prediction files of the run's entries."""
+    ids = Splits.read(keys.splits_file(config)).sample(config.data.part, config.data.sample)
+    predictions = {
+        entry.name: [keys.prediction_file(config, entry, shard) for shard in range(shards)]
+        for entry in config.select(methods)
+    }
+    table = long_table(config, ids, predictions)
+    path = keys.RESULTS / config.run / "long.csv"
+    with whole_file(path) as out:
+        table.to_csv(out, index=False, lineterminator="\n")
+    return path
