@@ -2,24 +2,25 @@
 #
 #   snakemake all --cores all                                  the default run
 #   snakemake all --cores all --config run=configs/FILE.yaml   another run
-#   ... --config run=FILE set="model.path=/models/qwen"        with a value overridden
+#   ... --config run=FILE set=model.path=/models/qwen          with a value overridden
+#   ... --config run=FILE set="[a.b=1, c.d=2]"                 with several
+
+import shlex
 
 from pask.config import load
-from pask.methods.registry import method_class
-from pask.provenance import digest, source_digest
+from pask.evaluation.keys import method_modules
+from pask.provenance import source_digest
 
 RUN = config.get("run", "configs/smollm2-135m-sample.yaml")
-SET = config.get("set", "")
-cfg = load(RUN, SET.split())
+SET = config.get("set", [])
+SET = [SET] if isinstance(SET, str) else SET
+cfg = load(RUN, SET)
 
 OUT = f"results/{cfg.run}"
+ARGS = shlex.join(["--config", RUN, *(word for value in SET for word in ("--set", value))])
 ENTRIES = [entry.name for entry in cfg.entries]
 METHODS = sorted({entry.method for entry in cfg.entries})
-SHARDS = range(cfg.engine.shards)
-MODULES = [method_class(name).__module__ for name in METHODS]
-
-# An edit of any file that a step runs, and of no other, makes the step's results stale.
-PASK = f"python -m pask {{}} --config {RUN} " + " ".join(f"--set {s}" for s in SET.split())
+SHARDS = cfg.engine.shards
 
 
 wildcard_constraints:
@@ -30,4 +31,132 @@ wildcard_constraints:
 rule all:
     default_target: True
     input:
-        rules_tables := expand(OUT + "/tables/accuracy.{form}", form=["csv", "md", "tex", "html"]),
+        f"{OUT}/splits.json",
+        f"{OUT}/tables/accuracy.html",
+        f"{OUT}/tables/errors.md",
+        f"{OUT}/figures/accuracy.png",
+
+
+rule splits:
+    output:
+        f"{OUT}/splits.json",
+    log:
+        f"{OUT}/logs/splits.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.bfcl.splits"),
+    shell:
+        "python -m pask splits {params.args} --json > {log} 2>&1"
+
+
+rule model:
+    output:
+        f"{OUT}/model.json",
+    log:
+        f"{OUT}/logs/model.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.evaluation.model"),
+    shell:
+        "python -m pask model {params.args} > {log} 2>&1"
+
+
+rule evaluate:
+    input:
+        splits=f"{OUT}/splits.json",
+        model=f"{OUT}/model.json",
+    output:
+        expand(f"{OUT}/predictions/{{entry}}/{{{{shard}}}}-of-{SHARDS}.jsonl", entry=ENTRIES),
+    log:
+        f"{OUT}/logs/evaluate-{{shard}}.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.evaluation.run", *method_modules(cfg)),
+        shards=SHARDS,
+    threads: 1
+    resources:
+        mem_mb=3000,
+    shell:
+        "python -m pask evaluate {params.args} --shard {wildcards.shard}/{params.shards} --threads {threads}"
+        " 2>&1 | tee {log}"
+
+
+# One method alone: `snakemake results/<run>/methods/snapkv.csv --cores all`. It shares the part
+# files with the rule above, so nothing is computed twice.
+rule method:
+    input:
+        splits=f"{OUT}/splits.json",
+        model=f"{OUT}/model.json",
+    output:
+        f"{OUT}/methods/{{method}}.csv",
+    log:
+        f"{OUT}/logs/method-{{method}}.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.evaluation.score", *method_modules(cfg)),
+    threads: 1
+    resources:
+        mem_mb=3000,
+    shell:
+        "(python -m pask evaluate {params.args} --methods {wildcards.method} --threads {threads} &&"
+        " python -m pask score {params.args} --methods {wildcards.method} --shards 1"
+        " --out {output})"
+        " 2>&1 | tee {log}"
+
+
+rule score:
+    input:
+        expand(
+            f"{OUT}/predictions/{{entry}}/{{shard}}-of-{SHARDS}.jsonl",
+            entry=ENTRIES,
+            shard=range(1, SHARDS + 1),
+        ),
+        splits=f"{OUT}/splits.json",
+    output:
+        f"{OUT}/long.csv",
+    log:
+        f"{OUT}/logs/score.log",
+    params:
+        args=ARGS,
+        source=source_digest("pask.evaluation.score"),
+    shell:
+        "python -m pask score {params.args} > {log} 2>&1"
+
+
+rule tables:
+    input:
+        long=f"{OUT}/long.csv",
+        splits=f"{OUT}/splits.json",
+    output:
+        multiext(f"{OUT}/tables/accuracy", ".csv", ".md", ".tex"),
+        multiext(f"{OUT}/tables/errors", ".csv", ".md"),
+        report(f"{OUT}/tables/accuracy.html", category="Tables"),
+    log:
+        f"{OUT}/logs/tables.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.report.run"),
+    shell:
+        "python -m pask tables {params.args} > {log} 2>&1 && cat {OUT}/tables/accuracy.md"
+
+
+rule figures:
+    input:
+        long=f"{OUT}/long.csv",
+        splits=f"{OUT}/splits.json",
+    output:
+        multiext(f"{OUT}/figures/accuracy", ".svg", ".pdf"),
+        report(f"{OUT}/figures/accuracy.png", category="Figures"),
+    log:
+        f"{OUT}/logs/figures.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.report.run"),
+    shell:
+        "python -m pask figures {params.args} > {log} 2>&1"

@@ -103,7 +103,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _score(args: argparse.Namespace) -> None:
     from pask.evaluation.score import score
 
-    print(score(_config(args), args.methods))
+    print(score(_config(args), methods=args.methods, shards=args.shards, out=args.out))
 
 
 def _tables(args: argparse.Namespace) -> None:
@@ -121,9 +121,16 @@ def _figures(args: argparse.Namespace) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> None:
-    from pask.evaluation.prompts import compare
+    from pask.bfcl.grammar import ANSWER_FORMS
+    from pask.bfcl.prompts import STYLES
+    from pask.evaluation.prompts import run_trial, write_comparison
 
-    compare(_config(args), args.styles, args.answer_forms, args.sample, Path(args.out))
+    config = _config(args)
+    if not args.gather:
+        for style in args.styles or STYLES:
+            for answer_form in args.answer_forms or ANSWER_FORMS:
+                print(run_trial(config, style, answer_form, args.sample))
+    print(write_comparison(config).read_text(encoding="utf-8"))
 
 
 def _ceiling(args: argparse.Namespace) -> None:
@@ -175,6 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     score = command("score", _score, "Judge the answers by BFCL's checker: the long table.")
     score.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
 
+    score.add_argument("--shards", type=int, metavar="N", help="files an entry is in")
+    score.add_argument("--out", type=Path, metavar="FILE", help="default: results/<run>/long.csv")
+
     command("tables", _tables, "Make the tables from the long table.")
     command("figures", _figures, "Make the figures from the long table.")
 
@@ -184,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument("--styles", nargs="+", metavar="STYLE", help="default: every style")
     prompts.add_argument("--answer-forms", nargs="+", metavar="FORM", help="default: both")
     prompts.add_argument("--sample", type=int, metavar="N", help="rows per category; default: all")
-    prompts.add_argument("--out", default="results/prompts", metavar="DIR")
+    prompts.add_argument("--gather", action="store_true", help="only gather finished trials")
 
     ceiling = command(
         "ceiling", _ceiling, "List the rows that no output can pass.", config=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 
 from pask.errors import PaskError
 from pask.paths import CONFIGS
+from pask.provenance import digest
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class RunConfig:
                 where="methods",
                 todo="give one of them a variant or another budget",
             )
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of all values, defaults included."""
+        return digest(asdict(self))
 
     def select(self, methods: Iterable[str] | None) -> tuple[Entry, ...]:
         """The entries of the named methods (or entry names), all of them for None.

@@ -26,6 +26,7 @@ _MODEL_CONFIG = "bfcl_eval.constants.model_config"
 _MODEL = "dots-kept"  # no "_" in it: the checker turns "_" into "/" before its look-up
 
 MALFORMED = "malformed"
+TOO_LARGE = "number_too_large"
 WRONG_FORMAT = "ast_decoder:decoder_wrong_output_format"  # the official runner's name for it
 
 
@@ -53,6 +54,8 @@ def check(row: Row, calls: list[Call] | None) -> Verdict:
     try:  # on copies: nothing promises that the checker leaves its arguments alone
         result = ast_checker(copy.deepcopy(list(row.functions)), copy.deepcopy(calls),
                              copy.deepcopy(list(row.gold)), python, row.category, _MODEL)
+    except OverflowError:  # it makes floats of integers; no gold value is that large
+        return Verdict(False, TOO_LARGE, "a number of the answer is beyond every float")
     except Exception as error:
         raise HarnessFault("the official checker raised on an answer", where=row.id,
                            why=f"{type(error).__name__}: {error}",

@@ -112,6 +112,9 @@ def _value(document: Mapping[str, Any], where: str) -> JsonSchema:
     on booleans and integers, where type and enumeration together would admit nothing."""
     kind = _json_type(document.get("type"), where)
     values = document.get("enum")
+    if values and not all(isinstance(value, (str, int)) for value in values):
+        # xgrammar writes other literals (floats, lists, null) not as the answer's layout does.
+        raise PaskError(f"enumeration {values!r} holds more than strings and integers", where=where)
     if values and kind != "array":
         return {"enum": list(values)}
     if kind is None:

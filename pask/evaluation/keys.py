@@ -50,9 +50,20 @@ def part_folder(config: RunConfig, entry: Entry, model_digest: str) -> Path:
     return RESULTS / config.run / "parts" / f"{entry.name}-{key}"
 
 
-def prediction_file(config: RunConfig, entry: Entry, shard: int) -> Path:
+def shard_name(shard: int, shards: int) -> str:
+    """`1-of-2` for shard 0 of 2: people count from one."""
+    return f"{shard + 1}-of-{shards}"
+
+
+def prediction_file(config: RunConfig, entry: Entry, shard: int, shards: int) -> Path:
     """The finished answers of one entry and shard, in the split's order."""
-    return RESULTS / config.run / "predictions" / entry.name / f"{shard}.jsonl"
+    folder = RESULTS / config.run / "predictions" / entry.name
+    return folder / f"{shard_name(shard, shards)}.jsonl"
+
+
+def method_modules(config: RunConfig) -> list[str]:
+    """The modules of the run's methods, for a source digest over what the run executes."""
+    return sorted({method_class(entry.method).__module__ for entry in config.entries})
 
 
 def splits_file(config: RunConfig) -> Path:

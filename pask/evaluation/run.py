@@ -31,11 +31,6 @@ from pask.progress import Progress
 from pask.provenance import digest, machine, revision
 
 
-def sampled_ids(config: RunConfig, splits: Splits) -> dict[str, tuple[str, ...]]:
-    """The run's row ids by category, in the split's order."""
-    return splits.sample(config.data.part, config.data.sample)
-
-
 def record_of(generation: Generation) -> dict[str, Any]:
     """A generation as a part file's line: everything but the entry, which the folder says."""
     record = dataclasses.asdict(generation)
@@ -75,15 +70,16 @@ def evaluate(
 ) -> list[str]:
     """Generate shard `shard` of `shards` under the run's entries (or those of `methods`).
 
-    Writes results/<run>/predictions/<entry>/<shard>.jsonl and a manifest beside it; returns the
+    Writes results/<run>/predictions/<entry>/<i>-of-<shards>.jsonl and a manifest beside it; returns the
     paths. Raises PaskError for bad input, HarnessFault where the harness is at fault.
     """
     start = time.monotonic()
     torch.set_num_threads(threads)
     entries = config.select(methods)
     rows = load_rows()
-    ids = [i for group in sampled_ids(config, Splits.read(keys.splits_file(config))).values() for i in group]
-    ids = ids[shard::shards]
+    splits = Splits.read(keys.splits_file(config))
+    sample = splits.sample(config.data.part, config.data.sample)
+    ids = [row_id for group in sample.values() for row_id in group][shard::shards]
     model = load(config)
     folders = {e.name: keys.part_folder(config, e, model.digest) for e in entries}
     done = {name: parts.finished(folder) for name, folder in folders.items()}
@@ -97,7 +93,7 @@ def evaluate(
         progress = stack.enter_context(Progress(what, total, done=total - left))
         writers = {
             e.name: stack.enter_context(
-                parts.open_part(folders[e.name] / f"{shard}-of-{shards}.jsonl")
+                parts.open_part(folders[e.name] / f"{keys.shard_name(shard, shards)}.jsonl")
             )
             for e in entries
             if any(e in missing for _, missing in open_items)
@@ -117,7 +113,7 @@ def evaluate(
             progress.advance(detail=tally.text())
     written = []
     for entry in entries:
-        path = keys.prediction_file(config, entry, shard)
+        path = keys.prediction_file(config, entry, shard, shards)
         with whole_file(path) as out:
             for i in ids:
                 line = json.dumps(done[entry.name][i], sort_keys=True, ensure_ascii=False)
@@ -128,12 +124,12 @@ def evaluate(
             {
                 "run": config.run,
                 "entry": entry.name,
-                "shard": f"{shard + 1}/{shards}",
+                "shard": keys.shard_name(shard, shards),
                 "items": len(ids),
                 "items_computed_now": sum(entry in missing for _, missing in open_items),
                 "decided_by": decisive,
                 "key": digest(decisive),
-                "splits": Splits.read(keys.splits_file(config)).digest,
+                "splits": splits.digest,
                 "commit": revision(),
                 "machine": machine(),
                 "threads": threads,

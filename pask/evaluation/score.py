@@ -87,15 +87,26 @@ def _line(config: RunConfig, entry: Entry, row: Row, record: dict[str, Any]) -> 
     }
 
 
-def score(config: RunConfig, methods: Sequence[str] | None = None, shards: int = 1) -> Path:
-    """Write results/<run>/long.csv from the prediction files of the run's entries."""
+def score(
+    config: RunConfig,
+    *,
+    methods: Sequence[str] | None = None,
+    shards: int | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Write the long table (default results/<run>/long.csv) from the prediction files.
+
+    `methods` limits it to some of the run's methods; `shards` is how many files an entry's
+    answers are in (default: as many as the config's evaluation makes).
+    """
     ids = Splits.read(keys.splits_file(config)).sample(config.data.part, config.data.sample)
+    shards = shards or config.engine.shards
     predictions = {
-        entry.name: [keys.prediction_file(config, entry, shard) for shard in range(shards)]
+        entry.name: [keys.prediction_file(config, entry, i, shards) for i in range(shards)]
         for entry in config.select(methods)
     }
     table = long_table(config, ids, predictions)
-    path = keys.RESULTS / config.run / "long.csv"
-    with whole_file(path) as out:
-        table.to_csv(out, index=False, lineterminator="\n")
+    path = out or keys.RESULTS / config.run / "long.csv"
+    with whole_file(path) as file:
+        table.to_csv(file, index=False, lineterminator="\n")
     return path

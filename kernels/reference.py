@@ -1,0 +1,46 @@
+"""Every operation of the engine's inner loop in plain torch: the definition the fast bodies meet.
+
+All of them take and give fp32 unless said otherwise, keys come after RoPE, and query head h reads
+kv head h // group, so queries are handed over as [kv_heads, group, ...] and no key is repeated.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def window_mass(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
+    """Attention mass that the last `window` prompt queries put on every prompt key.
+
+    With P prompt tokens and n = min(window, P) queries, for each query head h
+
+        mass[h, j] = sum over i in P-n .. P-1 of softmax_j'(q[h, i] . k[h // group, j'] / sqrt(d))[j]
+
+    where the softmax runs over the keys j' <= i that query i may see (SnapKV, arXiv:2404.14469,
+    section 4, before its pooling).
+
+    q: [q_heads, P, head_dim], k: [kv_heads, P, head_dim]; answers [q_heads, P] fp32, each row
+    adding up to n.
+    """
+    q_heads, prompt, head_dim = q.shape
+    kv_heads = k.shape[0]
+    rows = min(window, prompt)
+    late = q[:, prompt - rows :].float().reshape(kv_heads, -1, head_dim)
+    scores = (late * head_dim**-0.5) @ k.float().transpose(1, 2)
+    scores = scores.view(q_heads, rows, prompt)
+    key = torch.arange(prompt, device=q.device)
+    query = key[prompt - rows :, None]
+    scores.masked_fill_(key > query, float("-inf"))
+    return torch.softmax(scores, dim=-1).sum(dim=1)
+
+
+def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One query token of one request over its resident keys, in any order:
+
+        out[h, g] = softmax_j(q[h, g] . k[h, j] / sqrt(d)) @ v[h]
+
+    q: [kv_heads, group, head_dim] fp32; k, v: [kv_heads, slots, head_dim], of the store's dtype,
+    read as fp32; answers [kv_heads, group, head_dim] fp32.
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.float().transpose(1, 2)
+    return torch.softmax(scores, dim=-1) @ v.float()

@@ -1,0 +1,35 @@
+"""Grammar masks of a batch: which tokens are legal next, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xgrammar as xgr
+
+
+class LegalTokens:
+    """The legal next tokens of several grammar matchers, one row each."""
+
+    def __init__(self, matchers: Sequence[xgr.GrammarMatcher], vocab_size: int) -> None:
+        self._masks = xgr.allocate_token_bitmask(len(matchers), vocab_size)
+        xgr.BatchGrammarMatcher(max_threads=1).batch_fill_next_token_bitmask(
+            list(matchers), self._masks
+        )
+        self._words = self._masks.numpy().view(np.uint32)
+        self.counts: list[int] = np.bitwise_count(self._words).sum(axis=1, dtype=int).tolist()
+
+    def only(self, row: int) -> int:
+        """The one legal token of a row whose count is 1."""
+        words = self._words[row]
+        word = int(words.nonzero()[0][0])
+        return 32 * word + int(words[word]).bit_length() - 1
+
+    def best(self, rows: Sequence[int], logits: torch.Tensor) -> list[int]:
+        """The legal token of the highest logit for each of `rows`, the lowest id among equals.
+
+        `logits`: [len(rows), vocab] fp32; overwritten with -inf where a token is not legal.
+        """
+        xgr.apply_token_bitmask_inplace(logits, self._masks[list(rows)])
+        return logits.argmax(dim=-1).tolist()

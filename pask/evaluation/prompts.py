@@ -1,0 +1,147 @@
+"""Chooses a model's prompt and answer form on the calibration split, with Full KV alone.
+
+Methods can only be told apart where Full KV answers well, so this is settled before any method is
+compared, on rows that no comparison uses, and every trial's counts are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pask.bfcl.answers import MalformedAnswer, parse
+from pask.bfcl.data import CATEGORIES, load_rows
+from pask.bfcl.grammar import ANSWER_FORMS
+from pask.bfcl.prompts import STYLES
+from pask.bfcl.splits import Splits, build_splits
+from pask.config import Entry, RunConfig
+from pask.errors import PaskError
+from pask.evaluation import keys
+from pask.evaluation.run import evaluate
+from pask.evaluation.score import long_table
+from pask.files import write_json, write_text
+
+Trial = dict[str, Any]
+
+
+def trial_file(config: RunConfig, style: str, answer_form: str) -> Path:
+    return keys.RESULTS / config.run / "prompts" / f"{style}.{answer_form}.json"
+
+
+def trial_config(
+    config: RunConfig, style: str, answer_form: str, sample: int | None
+) -> RunConfig:
+    """The run with another prompt, on the calibration rows (at most `sample` a category)."""
+    trial = replace(
+        config,
+        run=f"{config.run}/prompts/{style}.{answer_form}",
+        model=replace(config.model, prompt=style, answer_form=answer_form),
+        data=replace(config.data, part="cal", sample=None),
+        entries=(Entry("full", "full", 1.0, {}),),
+    )
+    if sample is None:
+        return trial
+    sizes = build_splits(load_rows(), config.data.split, config.data.seed).sizes("cal")
+    smaller = {category: min(sample, n) for category, n in sizes.items()}
+    return replace(trial, data=replace(trial.data, sample=smaller))
+
+
+def run_trial(
+    config: RunConfig, style: str, answer_form: str, sample: int | None = None
+) -> Path:
+    """Answer the calibration rows with one prompt style and answer form; writes the counts.
+
+    Raises PaskError for an unknown style or form, or a style that the model's template lacks.
+    """
+    _known(style, STYLES, "prompt style")
+    _known(answer_form, ANSWER_FORMS, "answer form")
+    trial = trial_config(config, style, answer_form, sample)
+    splits = build_splits(load_rows(), trial.data.split, trial.data.seed)
+    splits.write(keys.splits_file(trial))
+    evaluate(trial)
+    path = trial_file(config, style, answer_form)
+    write_json(path, _counts(trial, splits))
+    return path
+
+
+def _counts(trial: RunConfig, splits: Splits) -> Trial:
+    rows = load_rows()
+    predictions = keys.prediction_file(trial, trial.entries[0], 0, 1)
+    ids = splits.sample("cal", trial.data.sample)
+    long = long_table(trial, ids, {trial.entries[0].name: [predictions]})
+    calls = {"right": 0, "too_many": 0, "too_few": 0, "malformed": 0}
+    for line in predictions.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        wanted = len(rows[record["id"]].gold)
+        try:
+            given = len(parse(record["text"], trial.model.answer_form))
+        except MalformedAnswer:
+            calls["malformed"] += 1
+            continue
+        calls["right" if given == wanted else "too_many" if given > wanted else "too_few"] += 1
+    by_category = long.groupby("category")["correct"].agg(["sum", "count"])
+    return {
+        "model": trial.model.name,
+        "style": trial.model.prompt,
+        "answer_form": trial.model.answer_form,
+        "split": f"{trial.data.split}/cal",
+        "split_digest": splits.digest,
+        "max_new_tokens": trial.max_new_tokens,
+        "k": int(long["correct"].sum()),
+        "n": len(long),
+        "categories": {
+            c: {"k": int(by_category.loc[c, "sum"]), "n": int(by_category.loc[c, "count"])}
+            for c in CATEGORIES
+            if c in by_category.index
+        },
+        "number_of_calls": calls,
+        "cut_off": int((long["finish"] == "length").sum()),
+        "mean_prompt_tokens": round(float(long["prompt_tokens"].mean()), 1),
+        "mean_new_tokens": round(float(long["new_tokens"].mean()), 1),
+    }
+
+
+def best(trials: Iterable[Trial]) -> Trial:
+    """The trial with the most right answers; of equals the one with the shorter prompt."""
+    return max(trials, key=lambda t: (t["k"] / t["n"], -t["mean_prompt_tokens"]))
+
+
+def trials_table(trials: Sequence[Trial]) -> str:
+    """The trials as a Markdown table, the best first, one row each."""
+    ordered = sorted(trials, key=lambda t: (-t["k"] / t["n"], t["mean_prompt_tokens"]))
+    categories = [c for c in CATEGORIES if any(c in t["categories"] for t in trials)]
+    head = ["prompt", "answer form", "right", *categories, "calls right / more / fewer"]
+    head += ["cut off", "mean new tokens"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for t in ordered:
+        cells = [t["style"], t["answer_form"], f"{t['k']}/{t['n']}"]
+        for category in categories:
+            count = t["categories"].get(category)
+            cells.append(f"{count['k']}/{count['n']}" if count else "")
+        calls = t["number_of_calls"]
+        cells.append(f"{calls['right']} / {calls['too_many']} / {calls['too_few']}")
+        cells += [str(t["cut_off"]), f"{t['mean_new_tokens']:g}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_comparison(config: RunConfig) -> Path:
+    """Gather the finished trials of a run into results/<run>/prompts/trials.md."""
+    folder = keys.RESULTS / config.run / "prompts"
+    trials = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    if not trials:
+        raise PaskError("no prompt trial is finished", where=str(folder), todo="run pask prompts")
+    chosen = best(trials)
+    text = f"{chosen['model']}, {chosen['split']}, Full KV.\n\n{trials_table(trials)}"
+    text += f"\nBest: prompt {chosen['style']}, answer form {chosen['answer_form']}.\n"
+    path = folder / "trials.md"
+    write_text(path, text)
+    return path
+
+
+def _known(name: str, known: Iterable[str], what: str) -> None:
+    if name not in known:
+        raise PaskError(f"unknown {what} {name!r}", todo=f"known: {', '.join(known)}")

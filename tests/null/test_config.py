@@ -1,0 +1,103 @@
+"""The run config: what it accepts, how it names entries, and the one line that each mistake gets."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pask.config import load
+from pask.errors import PaskError
+from pask.paths import CONFIGS
+
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+DEFAULT = CONFIGS / "smollm2-135m-sample.yaml"
+
+
+def test_there_are_configs() -> None:
+    assert DEFAULT in SHIPPED
+    assert CONFIGS / "smollm2-135m.yaml" in SHIPPED
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configs_load_and_are_named_after_their_file(path: Path) -> None:
+    config = load(path)
+    assert config.run == path.stem
+    assert config.entries[0].name == "full"
+
+
+def test_full_split_config_takes_the_whole_test_part() -> None:
+    config = load(CONFIGS / "smollm2-135m.yaml")
+    assert config.data.sample is None
+    assert config.data.part == "test"
+
+
+def test_defaults_are_filled(tmp_path: Path) -> None:
+    raw = yaml.safe_load(DEFAULT.read_text())
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({key: raw[key] for key in ("run", "model", "methods")}))
+    config = load(path)
+    assert config.data.split == "paper"
+    assert config.data.seed == 0
+    assert config.max_new_tokens == 512
+    assert config.engine.kv_dtype == "float16"
+    assert config.paper_model == "Qwen3-4B"
+
+
+def test_entries_are_named_by_method_variant_and_budget() -> None:
+    listed = "[{name: full}, {name: snapkv}, {name: snapkv, variant: w8, budgets: [0.2, 0.5], params: {window: 8}}]"
+    config = load(DEFAULT, [f"methods={listed}"])
+    names = [entry.name for entry in config.entries]
+    assert names == ["full", "snapkv@0.33", "snapkv-w8@0.20", "snapkv-w8@0.50"]
+    assert [entry.name for entry in config.select(["snapkv"])] == names[1:]
+    assert [entry.name for entry in config.select(["snapkv-w8@0.50"])] == names[3:]
+
+
+def test_override_reaches_a_nested_key_and_changes_the_digest() -> None:
+    plain, other = load(DEFAULT), load(DEFAULT, ["model.path=/models/x", "data.seed=3"])
+    assert other.model.path == "/models/x"
+    assert other.data.seed == 3
+    assert plain.digest != other.digest
+    assert plain.digest == load(DEFAULT).digest
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("modle.name=x", "unknown key 'modle' in top level; did you mean 'model'?"),
+        ("model.promt=x", "unknown key 'promt' in model; did you mean 'prompt'?"),
+        ("data.sample={simple: 3}", "unknown key 'simple' in data.sample"),
+        ("data.sample={multiple: 0}", "data.sample.multiple: 0 is less than the minimum of 1"),
+        ("engine.kv_dtype=fp8", "engine.kv_dtype: 'fp8' is not one of"),
+        ("run=Up/Down", "run: 'Up/Down' does not match"),
+        ("methods=[]", "methods: [] should be non-empty"),
+        ("methods=[{name: snapvk}]", "unknown method 'snapvk'; did you mean 'snapkv'?"),
+        ("methods=[{name: full}, {name: full}]", "'full' appears twice"),
+        ("methods=[{name: full, budgets: [0.5]}]", "budget 0.5 is outside 1.0..1.0"),
+        ("methods=[{name: snapkv, params: {windw: 8}}]", "did you mean 'window'?"),
+        ("methods=[{name: snapkv, params: {kernel: 4}}]", "kernel must be odd"),
+        ("max_new_tokens", "cannot read the override"),
+    ],
+)
+def test_each_mistake_is_one_clear_line(override: str, expected: str) -> None:
+    with pytest.raises(PaskError) as caught:
+        load(DEFAULT, [override])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "run: [\n", "\xff"])
+def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(PaskError, match=r"run\.yaml: .*config"):
+        load(path)
+
+
+def test_a_missing_file_names_those_that_are_there() -> None:
+    with pytest.raises(PaskError, match=r"no such config file.*smollm2-135m-sample\.yaml"):
+        load(CONFIGS / "smolm.yaml")
+
+
+def test_selecting_a_method_that_the_run_lacks() -> None:
+    with pytest.raises(PaskError, match=r"'h2o' is not in this run.*it lists full, snapkv"):
+        load(DEFAULT).select(["h2o"])
