@@ -5,11 +5,16 @@
 #   ... --config run=FILE set=model.path=/models/qwen          with a value overridden
 #   ... --config run=FILE set="[a.b=1, c.d=2]"                 with several
 
+import os
 import shlex
+import sys
 
 from pask.config import load
 from pask.evaluation.keys import method_modules
 from pask.provenance import source_digest
+
+# `python` in the rules is the one that runs snakemake, also where .venv is not activated.
+shell.prefix(f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; ")
 
 RUN = config.get("run", "configs/smollm2-135m-sample.yaml")
 SET = config.get("set", [])
@@ -17,10 +22,18 @@ SET = [SET] if isinstance(SET, str) else SET
 cfg = load(RUN, SET)
 
 OUT = f"results/{cfg.run}"
-ARGS = shlex.join(["--config", RUN, *(word for value in SET for word in ("--set", value))])
+ARGS = shlex.join(
+    ["--config", RUN, *(word for value in SET for word in ("--set", value))]
+)
 ENTRIES = [entry.name for entry in cfg.entries]
 METHODS = sorted({entry.method for entry in cfg.entries})
 SHARDS = cfg.engine.shards
+
+
+# The platform the pinned requirements were resolved on. Jobs run in the project's own environment
+# (`make all` makes it); this image is used only under --software-deployment-method apptainer and
+# would need the project installed in it.
+container: "docker://python:3.11-bookworm"
 
 
 wildcard_constraints:
@@ -47,7 +60,7 @@ rule splits:
         config=cfg.digest,
         source=source_digest("pask.bfcl.splits"),
     shell:
-        "python -m pask splits {params.args} --json > {log} 2>&1"
+        "python -m pask splits {params.args} 2>&1 | tee {log}"
 
 
 rule model:
@@ -60,7 +73,7 @@ rule model:
         config=cfg.digest,
         source=source_digest("pask.evaluation.model"),
     shell:
-        "python -m pask model {params.args} > {log} 2>&1"
+        "python -m pask model {params.args} 2>&1 | tee {log}"
 
 
 rule evaluate:
@@ -68,17 +81,20 @@ rule evaluate:
         splits=f"{OUT}/splits.json",
         model=f"{OUT}/model.json",
     output:
-        expand(f"{OUT}/predictions/{{entry}}/{{{{shard}}}}-of-{SHARDS}.jsonl", entry=ENTRIES),
+        expand(
+            f"{OUT}/predictions/{{entry}}/{{{{shard}}}}-of-{SHARDS}.jsonl",
+            entry=ENTRIES,
+        ),
     log:
         f"{OUT}/logs/evaluate-{{shard}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
     params:
         args=ARGS,
         config=cfg.digest,
         source=source_digest("pask.evaluation.run", *method_modules(cfg)),
         shards=SHARDS,
-    threads: 1
-    resources:
-        mem_mb=3000,
     shell:
         "python -m pask evaluate {params.args} --shard {wildcards.shard}/{params.shards} --threads {threads}"
         " 2>&1 | tee {log}"
@@ -94,13 +110,13 @@ rule method:
         f"{OUT}/methods/{{method}}.csv",
     log:
         f"{OUT}/logs/method-{{method}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
     params:
         args=ARGS,
         config=cfg.digest,
         source=source_digest("pask.evaluation.score", *method_modules(cfg)),
-    threads: 1
-    resources:
-        mem_mb=3000,
     shell:
         "(python -m pask evaluate {params.args} --methods {wildcards.method} --threads {threads} &&"
         " python -m pask score {params.args} --methods {wildcards.method} --shards 1"
@@ -132,9 +148,11 @@ rule tables:
         long=f"{OUT}/long.csv",
         splits=f"{OUT}/splits.json",
     output:
-        multiext(f"{OUT}/tables/accuracy", ".csv", ".md", ".tex"),
+        multiext(f"{OUT}/tables/accuracy", ".csv", ".tex"),
         multiext(f"{OUT}/tables/errors", ".csv", ".md"),
-        report(f"{OUT}/tables/accuracy.html", category="Tables"),
+        md=f"{OUT}/tables/accuracy.md",
+        html=report(f"{OUT}/tables/accuracy.html", category="Tables"),
+        errors=report(f"{OUT}/tables/errors.html", category="Tables"),
     log:
         f"{OUT}/logs/tables.log",
     params:
@@ -142,7 +160,7 @@ rule tables:
         config=cfg.digest,
         source=source_digest("pask.report.run"),
     shell:
-        "python -m pask tables {params.args} > {log} 2>&1 && cat {OUT}/tables/accuracy.md"
+        "python -m pask tables {params.args} > {log} 2>&1 && cat {output.md}"
 
 
 rule figures:

@@ -14,9 +14,9 @@ def window_mass(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
 
     With P prompt tokens and n = min(window, P) queries, for each query head h
 
-        mass[h, j] = sum over i in P-n .. P-1 of softmax_j'(q[h, i] . k[h // group, j'] / sqrt(d))[j]
+        mass[h, j] = sum_{i = P-n}^{P-1} softmax(q[h, i] . K[h // group]^T / sqrt(d))[j]
 
-    where the softmax runs over the keys j' <= i that query i may see (SnapKV, arXiv:2404.14469,
+    where query i's softmax runs over the keys 0 .. i that it may see (SnapKV, arXiv:2404.14469,
     section 4, before its pooling).
 
     q: [q_heads, P, head_dim], k: [kv_heads, P, head_dim]; answers [q_heads, P] fp32, each row

@@ -49,8 +49,8 @@ def render(
 
     With `functions`, argument keys (nested ones too) come in the order of their documents, as the
     grammar wants them; keys that a document does not know come last, in the given order.
-    Raises ValueError for no calls, for a call that is not one name with its arguments, and for a
-    value that JSON cannot hold.
+    Raises ValueError for no calls and for a call that is not one name with its arguments; ValueError
+    or TypeError for a value that JSON cannot hold.
     """
     check_answer_form(answer_form)
     schemas = {f["name"]: arguments_schema(f) for f in functions or ()}

@@ -7,9 +7,10 @@ an answer holds is the model's decision in every category.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import xgrammar as xgr
@@ -82,17 +83,19 @@ class GrammarCompiler:
         try:
             compiled = self._compile(functions)
         except PaskError as error:
-            raise PaskError(str(error), where=where) from error
+            raise PaskError(
+                error.what, where=f"{where}, {error.where}", why=error.why, todo=error.todo
+            ) from error
         except (RuntimeError, ValueError) as error:
             raise PaskError(
                 "xgrammar cannot compile the row's functions", where=where, why=str(error)
             ) from error
-        for text in _witnesses(functions, self.answer_form):
-            if not _holds(compiled, text):
+        for text, legal in _witnesses(functions, self.answer_form):
+            if _holds(compiled, text) != legal:
                 raise PaskError(
                     "the compiled grammar is not the schema's",
                     where=where,
-                    why=f"it refuses {text!r}",
+                    why=f"it {'refuses' if legal else 'allows'} {text!r}",
                     todo="check the xgrammar version",
                 )
         return compiled
@@ -110,9 +113,7 @@ class GrammarCompiler:
         block = TagFormat(
             begin=BLOCK_BEGIN, content=GrammarFormat(grammar=str(call)), end=BLOCK_END
         )
-        blocks = TagsWithSeparatorFormat(
-            tags=[block], separator=BLOCK_SEPARATOR, at_least_one=True
-        )
+        blocks = TagsWithSeparatorFormat(tags=[block], separator=BLOCK_SEPARATOR, at_least_one=True)
         return self._compiler.compile_structural_tag(xgr.StructuralTag(format=blocks))
 
 
@@ -121,8 +122,12 @@ def accepts(functions: Sequence[Mapping[str, Any]], text: str, answer_form: str)
 
     Uses a byte vocabulary, so it holds for every tokenizer. Raises PaskError as compiling does.
     """
-    compiler = _byte_compiler(check_answer_form(answer_form))
-    return _holds(compiler.compile("(given functions)", functions), text)
+    return _holds(_byte_grammar(json.dumps(functions), check_answer_form(answer_form)), text)
+
+
+@lru_cache(maxsize=128)
+def _byte_grammar(functions: str, answer_form: str) -> xgr.CompiledGrammar:
+    return _byte_compiler(answer_form).compile("(given functions)", json.loads(functions))
 
 
 @cache
@@ -139,15 +144,17 @@ def _holds(compiled: xgr.CompiledGrammar, text: str) -> bool:
     return matcher.accept_string(text.encode()) and matcher.is_completed()
 
 
-def _witnesses(functions: Sequence[Mapping[str, Any]], answer_form: str) -> list[str]:
-    """Answers that a sound grammar must hold: each function alone with its required arguments and
-    with all of them, and all functions in one answer."""
+def _witnesses(functions: Sequence[Mapping[str, Any]], answer_form: str) -> list[tuple[str, bool]]:
+    """Texts and whether a sound grammar holds them: each function alone with its required
+    arguments and with all of them, and all functions in one answer, are legal; nothing at all and
+    text after the answer are not."""
     calls = [
         {function["name"]: _value(arguments_schema(function), every)}
         for function in functions
         for every in (False, True)
     ]
-    return [render([call], answer_form) for call in calls] + [render(calls, answer_form)]
+    legal = [render([call], answer_form) for call in calls] + [render(calls, answer_form)]
+    return [(text, True) for text in legal] + [("", False), (legal[0] + " ", False)]
 
 
 def _value(schema: JsonSchema, every: bool) -> Any:

@@ -46,7 +46,10 @@ def call_schema(function: Mapping[str, Any]) -> JsonSchema:
     """The JSON Schema of one call, `{"name": ..., "arguments": {...}}`, of this function."""
     return {
         "type": "object",
-        "properties": {"name": {"enum": [function["name"]]}, "arguments": arguments_schema(function)},
+        "properties": {
+            "name": {"enum": [function["name"]]},
+            "arguments": arguments_schema(function),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

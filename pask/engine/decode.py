@@ -227,7 +227,7 @@ def _begin(
         )
         for entry, method in task.methods
     ]
-    wants = [method.wants() for _, method in task.methods]
+    wants = [sequence.state.wants for sequence in sequences]
 
     def fork(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         captures = {want: _capture(want, q, k) for want in set(wants)}

@@ -48,12 +48,22 @@ class ModelLayout:
     qk_norm: bool
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden_size", "intermediate_size", "q_heads", "kv_heads",
-                     "head_dim", "vocab_size", "max_positions"):
+        for name in (
+            "layers",
+            "hidden_size",
+            "intermediate_size",
+            "q_heads",
+            "kv_heads",
+            "head_dim",
+            "vocab_size",
+            "max_positions",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.q_heads % self.kv_heads:
-            raise ValueError(f"{self.q_heads} query heads do not divide over {self.kv_heads} kv heads")
+            raise ValueError(
+                f"{self.q_heads} query heads do not divide over {self.kv_heads} kv heads"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
 
@@ -69,8 +79,12 @@ def read_layout(folder: Path) -> ModelLayout:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PaskError("no readable config.json", where=str(folder), why=str(error.strerror),
-                        todo="give a model folder as transformers saves it") from error
+        raise PaskError(
+            "no readable config.json",
+            where=str(folder),
+            why=str(error.strerror),
+            todo="give a model folder as transformers saves it",
+        ) from error
     except ValueError as error:
         raise PaskError("not valid JSON", where=str(path), why=str(error)) from error
     if not isinstance(config, dict):
@@ -82,8 +96,11 @@ def layout_from_config(config: Mapping[str, Any], *, where: str) -> ModelLayout:
     """The layout that a config's keys describe; PaskError naming the key that does not fit."""
     model_type = config.get("model_type")
     if model_type not in SUPPORTED:
-        raise PaskError(f"unknown model_type {model_type!r}", where=where,
-                        todo=f"supported: {', '.join(SUPPORTED)}")
+        raise PaskError(
+            f"unknown model_type {model_type!r}",
+            where=where,
+            todo=f"supported: {', '.join(SUPPORTED)}",
+        )
     _refuse_what_is_not_computed(config, model_type, where)
     try:
         heads = int(config["num_attention_heads"])
@@ -106,8 +123,9 @@ def layout_from_config(config: Mapping[str, Any], *, where: str) -> ModelLayout:
     except KeyError as error:
         raise PaskError(f"key {error} is missing", where=where) from error
     except (TypeError, ValueError) as error:
-        raise PaskError("the config does not describe a model", where=where,
-                        why=str(error)) from error
+        raise PaskError(
+            "the config does not describe a model", where=where, why=str(error)
+        ) from error
 
 
 def _refuse_what_is_not_computed(config: Mapping[str, Any], model_type: str, where: str) -> None:
@@ -125,12 +143,18 @@ def _refuse_what_is_not_computed(config: Mapping[str, Any], model_type: str, whe
     for key, allowed in plain.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
-            raise PaskError(f"{key} = {value!r} is not supported", where=where,
-                            why=f"a {model_type} model is computed with {key} = {allowed[0]!r}")
+            raise PaskError(
+                f"{key} = {value!r} is not supported",
+                where=where,
+                why=f"a {model_type} model is computed with {key} = {allowed[0]!r}",
+            )
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
     if kinds:
-        raise PaskError(f"layer_types {sorted(kinds)} are not supported", where=where,
-                        why="every layer must be full_attention")
+        raise PaskError(
+            f"layer_types {sorted(kinds)} are not supported",
+            where=where,
+            why="every layer must be full_attention",
+        )
 
 
 def _rope(config: Mapping[str, Any], where: str) -> Rope:

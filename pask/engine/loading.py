@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import huggingface_hub
 import xgrammar as xgr
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from pask.engine.digests import folder_digest
 from pask.engine.embedded import EMBEDDED, embedded_model
-from pask.engine.gguf import convert
+from pask.engine.gguf import converted_folder
 from pask.engine.layout import ModelLayout, read_layout
 from pask.engine.transformer import Transformer
-from pask.engine.weights import read_weights, weight_files
+from pask.engine.weights import read_weights
 from pask.errors import PaskError
 from pask.paths import cache_dir as default_cache_dir
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab*"]
-# Everything beside the weights that a result can depend on.
-_TEXT_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +33,7 @@ class LoadedModel:
     layout: ModelLayout
     name: str
     digest: str
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]  # any of them ends an answer
 
 
 def load_model(
@@ -60,41 +48,110 @@ def load_model(
 
     `source`: a folder as transformers saves it (safetensors), a `.gguf` file, a hub id
     (`owner/name`, at `revision`), or `embedded:smollm2-135m`. `tokenizer`: a folder to take the
-    tokenizer from instead. `cache_dir`: where converted and downloaded models are kept. `sha256`:
+    tokenizer from instead. `cache_dir`: where downloads and converted models are kept. `sha256`:
     expected of the GGUF file, or of a folder's `digest`. PaskError, in one line, for all that can
     be wrong with these.
     """
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-    if source == EMBEDDED:
-        path = embedded_model(cache)
-    elif Path(source).expanduser().exists():
-        path = Path(source).expanduser()
-    elif _HUB_ID.fullmatch(source) and not source.endswith(".gguf"):
-        path = _from_hub(source, revision)
-    else:
-        raise PaskError(
-            "no such model",
-            where=source,
-            todo=f"give a model folder, a .gguf file, a hub id or {EMBEDDED}",
-        )
-    name = source if _HUB_ID.fullmatch(source) and not Path(source).exists() else path.stem
-    if path.is_dir():
+    path, name = _locate(source, revision, cache)
+    if path.suffix == ".gguf" and path.is_file():
+        folder, digest = converted_folder(path, cache, sha256)
+    elif path.is_dir():
         folder, digest = path, folder_digest(path)
-        name = path.name if name != source else source
-        if sha256 is not None and sha256 != digest:
-            raise PaskError(f"the digest is {digest}", where=source, why=f"{sha256} was asked for")
-    elif path.suffix == ".gguf":
-        folder = convert(path, cache, sha256=sha256)
-        digest = (folder / "digest").read_text(encoding="ascii")
+        if sha256 not in (None, digest):
+            raise PaskError(f"the digest is {digest}", where=source, why=f"asked for: {sha256}")
     else:
-        raise PaskError("neither a folder nor a .gguf file", where=source)
+        raise PaskError("neither a model folder nor a .gguf file", where=source)
     layout = read_layout(folder)
     spoken = load_tokenizer(folder if tokenizer is None else Path(tokenizer).expanduser())
+    if len(spoken) > layout.vocab_size:
+        raise PaskError(
+            f"the tokenizer has {len(spoken)} tokens, the model {layout.vocab_size}",
+            where=source,
+            todo="give the tokenizer that belongs to the model",
+        )
     return LoadedModel(
         transformer=Transformer(layout, read_weights(folder, layout)),
         tokenizer=spoken,
         layout=layout,
         name=name,
         digest=digest,
-        stop_token_ids=_stop_token_ids(folder, spoken, layout),
+        stop_token_ids=_stop_token_ids(folder, spoken),
     )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`, from its tokenizer.json; runs no code of the folder's."""
+    if not (folder / "tokenizer.json").is_file():
+        raise PaskError(
+            "no tokenizer.json",
+            where=str(folder),
+            todo="save the tokenizer in its fast form, or name a folder that has it",
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever the parsers of a broken file raise, in one line
+        raise PaskError(
+            "the tokenizer does not load",
+            where=str(folder),
+            why=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def tokenizer_info(model: LoadedModel) -> xgr.TokenizerInfo:
+    """The model's vocabulary as xgrammar sees it: what grammars must be compiled with."""
+    return xgr.TokenizerInfo.from_huggingface(
+        model.tokenizer,
+        vocab_size=model.layout.vocab_size,
+        stop_token_ids=list(model.stop_token_ids),
+    )
+
+
+def _locate(source: str, revision: str | None, cache: Path) -> tuple[Path, str]:
+    """Where the model that `source` names lies, fetched if need be, and what it is called."""
+    if source == EMBEDDED:
+        path = embedded_model(cache)
+        return path, path.stem
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path, path.resolve().name
+    if path.exists():
+        return path, path.stem
+    if _HUB_ID.fullmatch(source) and path.suffix != ".gguf":
+        return _from_hub(source, revision), source
+    raise PaskError(
+        "no such model",
+        where=source,
+        todo=f"give a model folder, a .gguf file, a hub id or {EMBEDDED}",
+    )
+
+
+def _from_hub(source: str, revision: str | None) -> Path:
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
+        )
+    except Exception as error:  # offline, unknown or closed repository, no such revision
+        raise PaskError(
+            "the hub does not give this model",
+            where=source if revision is None else f"{source}@{revision}",
+            why=type(error).__name__,
+            todo="give a local folder or .gguf file instead (model.path)",
+        ) from error
+
+
+def _stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """End tokens of the tokenizer and of the folder's configs (a chat's end and a text's end)."""
+    found: set[int] = set()
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        named = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        ends = named.get("eos_token_id")
+        found.update([ends] if isinstance(ends, int) else ends or [])
+    if not found:
+        raise PaskError(
+            "no end-of-sequence token", where=str(folder), todo="set eos_token_id in config.json"
+        )
+    return tuple(sorted(found))

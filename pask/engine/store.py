@@ -69,7 +69,7 @@ class RequestKV:
         self._used[layer] = used + 1
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attention of q [kv_heads, group, head_dim] over the layer's resident slots, same shape."""
+        """Attend with q [kv_heads, group, head_dim] over the resident slots; same shape."""
         keys, values = self.resident(layer)
         return decode_attention(q, keys, values)
 
@@ -107,7 +107,7 @@ class RequestKV:
         info = self.info
         assert len(self._pages) == len(self._kept) == len(self._used) == info.layers
         for pages, kept, used in zip(self._pages, self._kept, self._used, strict=True):
-            assert pages.dtype == self.kv_dtype and pages.is_contiguous()
+            assert pages.dtype == self.kv_dtype
             assert pages.shape == (2, info.kv_heads, self._round(used), info.head_dim)
             assert pages.untyped_storage().nbytes() == pages.numel() * pages.element_size()
             assert 1 <= kept <= info.prompt_tokens
@@ -125,6 +125,4 @@ class RequestKV:
 
     def _empty(self, slots: int) -> torch.Tensor:
         info = self.info
-        return torch.empty(
-            2, info.kv_heads, self._round(slots), info.head_dim, dtype=self.kv_dtype
-        )
+        return torch.empty(2, info.kv_heads, self._round(slots), info.head_dim, dtype=self.kv_dtype)

@@ -81,25 +81,36 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise PaskError("not a safetensors index", where=str(index), why=str(error)) from error
         files = [folder / name for name in names if Path(name).name == name]
         lost = [name for name in names if not (folder / name).is_file()]
         if lost or len(files) < len(names):
-            raise PaskError(f"the index names {', '.join(lost) or names}, not in the folder",
-                            where=str(index), todo="fetch the missing weight files")
+            raise PaskError(
+                f"the index names {', '.join(lost) or names}, not in the folder",
+                where=str(index),
+                todo="fetch the missing weight files",
+            )
         return files
     single = folder / "model.safetensors"
     if single.is_file():
         return [single]
     pickles = sorted(path.name for path in folder.glob("*.bin"))
     if pickles:
-        raise PaskError(f"only pickled weights ({pickles[0]})", where=str(folder),
-                        why="a pickle can run code, so it is not read",
-                        todo="save the model as safetensors")
-    raise PaskError("no model.safetensors", where=str(folder),
-                    todo="give a model folder as transformers saves it")
+        raise PaskError(
+            f"only pickled weights ({pickles[0]})",
+            where=str(folder),
+            why="a pickle can run code, so it is not read",
+            todo="save the model as safetensors",
+        )
+    raise PaskError(
+        "no model.safetensors",
+        where=str(folder),
+        todo="give a model folder as transformers saves it",
+    )
 
 
 def read_weights(folder: Path, layout: ModelLayout) -> Weights:
@@ -116,22 +127,29 @@ def read_weights(folder: Path, layout: ModelLayout) -> Weights:
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise PaskError("not a readable safetensors file", where=str(path), why=str(error),
-                                todo="fetch the file again") from error
-            holders |= {name: opened for name in opened.keys()}  # noqa: SIM118 (not a dict)
+                raise PaskError(
+                    "not a readable safetensors file",
+                    where=str(path),
+                    why=str(error),
+                    todo="fetch the file again",
+                ) from error
+            holders |= dict.fromkeys(opened.keys(), opened)
         _check_names(folder, shapes, holders, layout)
 
         def read(name: str) -> torch.Tensor:
             tensor: torch.Tensor = holders[name].get_tensor(name)
             if tuple(tensor.shape) != shapes[name] or tensor.dtype not in _DTYPES:
                 raise PaskError(
-                    f"tensor {name} is {tensor.dtype} {list(tensor.shape)}", where=str(folder),
+                    f"tensor {name} is {tensor.dtype} {list(tensor.shape)}",
+                    where=str(folder),
                     why=f"the config asks for 16- or 32-bit floats {list(shapes[name])}",
                 )
             return tensor.to(torch.float32)
 
         embedding = read("model.embed_tokens.weight")
-        layers = tuple(_read_layer(f"model.layers.{n}.", layout, read) for n in range(layout.layers))
+        layers = tuple(
+            _read_layer(f"model.layers.{n}.", layout, read) for n in range(layout.layers)
+        )
         return Weights(
             embedding=embedding,
             layers=layers,
@@ -140,17 +158,28 @@ def read_weights(folder: Path, layout: ModelLayout) -> Weights:
         )
 
 
-def _check_names(folder: Path, shapes: dict[str, Any], found: dict[str, Any], layout: ModelLayout) -> None:
+def _check_names(
+    folder: Path, shapes: dict[str, Any], found: dict[str, Any], layout: ModelLayout
+) -> None:
     missing = [name for name in shapes if name not in found]
     if missing:
-        raise PaskError(f"tensor {missing[0]} is missing ({len(missing)} in all)",
-                        where=str(folder), why=f"a {layout.model_type} model needs it")
+        raise PaskError(
+            f"tensor {missing[0]} is missing ({len(missing)} in all)",
+            where=str(folder),
+            why=f"a {layout.model_type} model needs it",
+        )
     tied_copy = {"lm_head.weight"} if layout.tied_embeddings else set()
-    extra = sorted(name for name in found
-                   if name not in shapes and name not in tied_copy and _RECOMPUTED not in name)
+    extra = sorted(
+        name
+        for name in found
+        if name not in shapes and name not in tied_copy and _RECOMPUTED not in name
+    )
     if extra:
-        raise PaskError(f"unexpected tensor {extra[0]} ({len(extra)} in all)", where=str(folder),
-                        why=f"a {layout.model_type} model has no such tensor")
+        raise PaskError(
+            f"unexpected tensor {extra[0]} ({len(extra)} in all)",
+            where=str(folder),
+            why=f"a {layout.model_type} model has no such tensor",
+        )
 
 
 def _read_layer(prefix: str, layout: ModelLayout, read: Any) -> LayerWeights:

@@ -32,7 +32,7 @@ def read_long(path: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(
             path,
-            dtype={name: str for name in TEXT},
+            dtype=dict.fromkeys(TEXT, str),
             keep_default_na=False,
             na_values={name: [""] for name in NUMBERS},
         )

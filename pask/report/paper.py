@@ -12,6 +12,7 @@ import pandas as pd
 
 from pask.bfcl.data import CATEGORIES, SUBSETS
 from pask.errors import PaskError
+from pask.paths import CONFIGS
 from pask.report.statistics import rounded
 
 BUDGET = 0.33  # the paper's total KV budget for every compressed method of Table 1
@@ -31,14 +32,12 @@ def column(category: str) -> str:
     return category
 
 
-def default_folder() -> Path:
-    """`configs/paper` of this checkout."""
-    return Path(__file__).resolve().parents[2] / "configs" / "paper"
-
-
 def read_table(number: int, folder: Path | None = None) -> pd.DataFrame:
-    """The paper's table `number` (1 to 5), every cell as the text that was printed."""
-    path = (folder or default_folder()) / f"table{number}.csv"
+    """The paper's table `number` (1 to 5), every cell as the text that was printed.
+
+    `folder` None is the project's `configs/paper`. Raises PaskError where the file is missing.
+    """
+    path = (folder or CONFIGS / "paper") / f"table{number}.csv"
     if not path.is_file():
         raise PaskError(
             "the paper's published numbers are missing",
@@ -79,10 +78,11 @@ def paper_accuracy(folder: Path | None = None) -> pd.DataFrame:
     """
     records = []
     for row in read_table(1, folder).to_dict("records"):
-        counts = {c: count(row[column(c)], n) for c, n in TEST_SIZES.items()}
+        counts: dict[str, int] = {}
         sizes = dict(TEST_SIZES)
         for subset, members in SUBSETS.items():
             overall = f"{subset}_overall"
+            counts |= {c: count(row[column(c)], TEST_SIZES[c]) for c in members}
             counts[overall] = sum(counts[c] for c in members)
             sizes[overall] = sum(TEST_SIZES[c] for c in members)
             if rounded(100 * counts[overall] / sizes[overall], 2) != row[overall]:

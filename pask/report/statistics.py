@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-RESAMPLES = 10_000
+RESAMPLES, SEED = 10_000, 0
 
 
 def rounded(value: float, digits: int) -> str:
@@ -83,7 +83,7 @@ def paired_difference(
     *,
     level: float = 0.95,
     resamples: int = RESAMPLES,
-    seed: int = 0,
+    seed: int = SEED,
 ) -> Difference:
     """Paired cluster bootstrap of the difference in accuracy of two 0/1 vectors.
 

@@ -107,7 +107,7 @@ def accuracy_table(
     frame.loc[tested, "holm_p"] = holm(frame.loc[tested, "mcnemar_p"].tolist())
     frame["flag"] = frame["flag"].fillna("")
     return frame.astype(
-        {name: "Int64" for name in COUNTS}
+        dict.fromkeys(COUNTS, "Int64")
         | {name: float for name in COLUMNS if name.endswith(("_p", "_pp", "_low", "_high"))}
     )
 

@@ -1,0 +1,124 @@
+"""Item-methods per hour: this engine against a plain transformers + xgrammar loop.
+
+The plain loop is what one writes first: for each row and each method on its own, prefill with
+transformers' cache, then one token at a time with the mask of xgrammar. It answers with Full KV; a
+method implemented in it would cost at least as much. Both sides answer the same rows with the same
+weights in fp32 on one thread, in alternating rounds, and where they decode the same numbers (Full
+KV) their tokens are compared: a speed for other answers would be worth nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+import xgrammar as xgr
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pask.bfcl.data import load_rows
+from pask.bfcl.request import Request, RequestBuilder
+from pask.bfcl.splits import build_splits
+from pask.config import RunConfig
+from pask.engine.decode import Limits, Task, generate, tokenizer_info
+from pask.errors import PaskError
+from pask.evaluation.keys import method_of
+from pask.evaluation.model import load
+
+ROUNDS = 2
+
+
+@dataclass
+class _Side:
+    """What one side has done so far."""
+
+    item_methods: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def per_hour(self) -> float:
+        return 3600 * self.item_methods / self.seconds
+
+
+def plain_answer(
+    model: PreTrainedModel, request: Request, vocab_size: int, limit: int
+) -> tuple[int, ...]:
+    """The plain loop's answer to one request: greedy token ids without the stop token."""
+    matcher = xgr.GrammarMatcher(request.grammar)
+    bitmask = xgr.allocate_token_bitmask(1, vocab_size)
+    ids, past, answer = torch.tensor([request.prompt_ids]), None, []
+    while len(answer) < limit:
+        out = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+        past, logits = out.past_key_values, out.logits[:, -1]
+        matcher.fill_next_token_bitmask(bitmask)
+        xgr.apply_token_bitmask_inplace(logits, bitmask)
+        token = int(logits.argmax())
+        matcher.accept_token(token)
+        if matcher.is_terminated():
+            break
+        answer.append(token)
+        ids = torch.tensor([[token]])
+    return tuple(answer)
+
+
+def measure(config: RunConfig, items: int) -> tuple[float, float, str, int]:
+    """(ours, theirs, unit, rows) in item-methods per hour, over `items` rows of the run's part."""
+    torch.set_num_threads(1)
+    rows = load_rows()
+    splits = build_splits(rows, config.data.split, config.data.seed)
+    sample = splits.sample(config.data.part, config.data.sample)
+    picked = _spread(list(sample.values()), items)
+    model = load(config)
+    builder = RequestBuilder(
+        model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
+    )
+    requests = [builder.build(rows[row_id]) for row_id in picked]
+    reference = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+    methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
+    full = next((e.name for e in config.entries if e.method == "full"), None)
+    limits = Limits(config.max_new_tokens, config.model.expected_new_tokens)
+    ours, theirs, same = _Side(), _Side(), 0
+    for turn in range(ROUNDS):
+        batch = requests[turn::ROUNDS]
+        start = time.perf_counter()
+        done = list(
+            generate(
+                model,
+                [Task(request, methods) for request in batch],
+                limits,
+                max_batch=config.engine.max_batch,
+                kv_dtype=getattr(torch, config.engine.kv_dtype),
+            )
+        )
+        ours.seconds += time.perf_counter() - start
+        ours.item_methods += len(done)
+        ours.tokens += sum(len(generation.token_ids) for generation in done)
+        answers = {g.request_id: g.token_ids for g in done if g.entry == full}
+        for request in batch:
+            start = time.perf_counter()
+            with torch.inference_mode():
+                answer = plain_answer(
+                    reference, request, model.layout.vocab_size, config.max_new_tokens
+                )
+            theirs.seconds += time.perf_counter() - start
+            theirs.item_methods += 1
+            theirs.tokens += len(answer)
+            same += answer == answers.get(request.id)
+    print(
+        f"{len(requests)} rows: ours {ours.item_methods} item-methods, {ours.tokens} tokens in "
+        f"{ours.seconds:.1f} s; plain loop {theirs.item_methods} item-methods, {theirs.tokens} "
+        f"tokens in {theirs.seconds:.1f} s; equal Full KV answers {same}/{len(requests)}",
+        file=sys.stderr,
+    )
+    return ours.per_hour, theirs.per_hour, "item-methods/hour, one thread", len(requests)
+
+
+def _spread(groups: list[tuple[str, ...]], items: int) -> list[str]:
+    """`items` ids, taking turns among the categories, in the split's order."""
+    longest = max(len(group) for group in groups)
+    turns = [group[i] for i in range(longest) for group in groups if i < len(group)]
+    if not ROUNDS <= items <= len(turns):
+        raise PaskError(f"--items must be {ROUNDS} to {len(turns)}, not {items}")
+    return turns[:items]

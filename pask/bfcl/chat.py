@@ -1,0 +1,170 @@
+"""A chat template's rendering of labelled messages, with every character's label known.
+
+The template is rendered twice: once with the messages' real texts and once with marks in their
+places. The marks show where each message went; everything between them is the template's own. The
+two renderings must agree piece by piece, else the prompt is refused: a label is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2.exceptions import TemplateError
+
+from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined, merged
+from pask.errors import PaskError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OTHER_STYLE = "choose a prompt style that lists the functions in the system message"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat turn, its content as pieces."""
+
+    role: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def content(self) -> str:
+        return joined(self.pieces)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Prompt:
+    """The messages through the tokenizer's chat template, generation prompt included.
+
+    `tools`: documents in OpenAI form, given to the template's own `tools` parameter.
+    Raises PaskError where the tokenizer has no template, the template refuses the messages, knows
+    no tools, or writes messages or tools in a way whose parts cannot be told apart.
+    """
+    text = _render(tokenizer, [message.content for message in messages], messages, tools)
+    marks = [f"MessageMark{number:03d}End" for number in range(len(messages))]
+    marked = _render(tokenizer, marks, messages, tools)
+    if any(mark in text or marked.count(mark) != 1 for mark in marks):
+        raise PaskError("the chat template does not write each message once")
+    own = _own_pieces(tokenizer, marked, marks, messages, tools)
+    return _filled(text, own, marks, messages)
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    contents: Sequence[str],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    if not tokenizer.chat_template:
+        raise PaskError("the tokenizer has no chat template", todo="use an instruct model")
+    turns = [
+        {"role": message.role, "content": content}
+        for message, content in zip(messages, contents, strict=True)
+    ]
+    try:
+        return tokenizer.apply_chat_template(
+            turns,
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,  # hybrid models answer at once; other templates ignore it
+        )
+    except TemplateError as error:
+        raise PaskError("the chat template refuses the messages", why=str(error)) from error
+
+
+def _own_pieces(
+    tokenizer: PreTrainedTokenizerBase,
+    marked: str,
+    marks: Sequence[str],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> list[Piece]:
+    """The marked rendering as pieces: the tool block (what the tools add to it) and the rest."""
+    if not tools:
+        return [Piece(marked, "chat_scaffold")]
+    bare = _render(tokenizer, marks, messages, ())
+    if bare == marked:
+        raise PaskError("the chat template has no place for tools", todo=_OTHER_STYLE)
+    start = _shared(marked, bare)
+    rest, bare_rest = marked[start:], bare[start:]
+    tail = _shared(rest[::-1], bare_rest[::-1])
+    block, end = rest[: len(rest) - tail], rest[len(rest) - tail :]
+    return [
+        Piece(marked[:start], "chat_scaffold"),
+        *_tool_block(block, tools),
+        Piece(end, "chat_scaffold"),
+    ]
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters the two texts share at their beginning."""
+    for length, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return length
+    return min(len(a), len(b))
+
+
+def _tool_block(block: str, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    for kind, documents in (("tool", tools), ("function", [tool["function"] for tool in tools])):
+        for indent in (None, 4, 2):
+            found = _located(block, [document_pieces(d, kind, indent) for d in documents])
+            if found is not None:
+                return found
+    raise PaskError(
+        "the chat template writes the tools in a form that cannot be labelled", todo=_OTHER_STYLE
+    )
+
+
+def _located(block: str, documents: Sequence[tuple[Piece, ...]]) -> list[Piece] | None:
+    pieces: list[Piece] = []
+    for document in documents:
+        before, found, block = block.partition(joined(document))
+        if not found:
+            return None
+        pieces += [Piece(before, "tool_scaffold"), *document]
+    return [*pieces, Piece(block, "tool_scaffold")]
+
+
+def _filled(
+    text: str, own: Sequence[Piece], marks: Sequence[str], messages: Sequence[Message]
+) -> Prompt:
+    """Puts the messages' pieces in the place of their marks, checked against the real text."""
+    contents = dict(zip(marks, messages, strict=True))
+    order = iter(sorted(marks, key=joined(own).index))
+    mark = next(order, None)
+    filled: list[Piece] = []
+    position = 0
+    for piece in own:
+        left = piece.text
+        while mark is not None and mark in left:
+            before, _, left = left.partition(mark)
+            position += len(before)
+            pieces = contents[mark].pieces
+            if not text.startswith(joined(pieces), position):
+                pieces = _stripped(pieces)  # many templates trim what they are given
+            filled += [Piece(before, piece.label), *pieces]
+            position += len(joined(pieces))
+            mark = next(order, None)
+        filled.append(Piece(left, piece.label))
+        position += len(left)
+    if joined(filled) != text:
+        raise PaskError("the chat template changes the messages that it is given")
+    return Prompt(text, merged(filled))
+
+
+def _stripped(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    kept = list(merged(pieces))
+    while kept and not kept[0].text.strip():
+        del kept[0]
+    while kept and not kept[-1].text.strip():
+        del kept[-1]
+    if kept:
+        kept[0] = Piece(kept[0].text.lstrip(), kept[0].label)
+        kept[-1] = Piece(kept[-1].text.rstrip(), kept[-1].label)
+    return tuple(kept)

@@ -1,0 +1,226 @@
+"""Prompt styles: how a row's functions, its messages and the answer form become one prompt.
+
+A style is chosen by name in the config, per model, on the calibration split. The worked examples
+use functions that BFCL does not have.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pask.bfcl.answers import Call, check_answer_form, dumps, render
+from pask.bfcl.chat import Message, render_chat
+from pask.bfcl.data import Row
+from pask.bfcl.pieces import Piece, Prompt, document_pieces
+from pask.bfcl.schema import openai_function
+from pask.errors import PaskError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a prompt holds beside the row's own functions and messages.
+
+    `native`: the functions go through the chat template's own tools parameter, else as JSON lines
+    into the system message. `examples`: worked examples, by name. `as_turns`: the examples are
+    earlier turns of the chat, each with its functions, and the row's functions stand in the last
+    turn. `one_call_each`: says that each thing asked takes exactly one call.
+    """
+
+    summary: str
+    native: bool = False
+    examples: tuple[str, ...] = ()
+    as_turns: bool = False
+    one_call_each: bool = False
+
+
+STYLES: dict[str, Style] = {
+    "native": Style("the chat template's own tool format, nothing added", native=True),
+    "native_two_call_example": Style(
+        "the chat template's own tool format, with one example of two calls",
+        native=True,
+        examples=("two",),
+        one_call_each=True,
+    ),
+    "one_example": Style(
+        "functions in the system message, an example of one call", examples=("one",)
+    ),
+    "two_call_example": Style(
+        "functions in the system message, an example of two calls",
+        examples=("two",),
+        one_call_each=True,
+    ),
+    "both_examples": Style(
+        "functions in the system message, an example of one call and one of two",
+        examples=("one", "two"),
+        one_call_each=True,
+    ),
+    "turns_examples": Style(
+        "both examples as earlier turns of the chat, functions in the user's turn",
+        examples=("one", "two"),
+        as_turns=True,
+        one_call_each=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    request: str
+    functions: tuple[dict[str, Any], ...]
+    calls: tuple[Call, ...]
+
+
+def _function(name: str, description: str, **properties: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": description,
+        "parameters": {
+            "type": "dict",
+            "properties": {
+                key: {"type": kind, "description": text} for key, (kind, text) in properties.items()
+            },
+            "required": list(properties),
+        },
+    }
+
+
+_LAMP = _function(
+    "dim_lamp",
+    "Sets the brightness of a lamp.",
+    room=("string", "Room that the lamp is in."),
+    percent=("integer", "Brightness, 0 to 100."),
+)
+_PLANT = _function(
+    "water_houseplant",
+    "Waters a houseplant.",
+    plant=("string", "Name of the plant."),
+    litres=("float", "Amount of water in litres."),
+)
+EXAMPLES: dict[str, Example] = {
+    "one": Example(
+        "Give the fern on the shelf half a litre of water.",
+        (_PLANT, _LAMP),
+        ({"water_houseplant": {"plant": "fern", "litres": 0.5}},),
+    ),
+    "two": Example(
+        "Dim the lamp in the hall to 40 percent and the one in the study to 75.",
+        (_LAMP,),
+        (
+            {"dim_lamp": {"room": "hall", "percent": 40}},
+            {"dim_lamp": {"room": "study", "percent": 75}},
+        ),
+    ),
+}
+
+_TASK = "Answer the user's request by calling the functions you are given."
+_FORMS = {
+    "json_list": (
+        "Write nothing but one JSON list of calls: "
+        '[{"name": <function name>, "arguments": {<argument name>: <value>}}]'
+    ),
+    "tool_call": (
+        "Write nothing but calls, each in a block of its own:\n<tool_call>\n"
+        '{"name": <function name>, "arguments": {<argument name>: <value>}}\n</tool_call>'
+    ),
+}
+_ARGUMENTS = "Use the argument names and types of the function's description."
+_ONE_CALL_EACH = "Make exactly one call for each thing asked, no duplicates."
+
+
+def style_named(name: str) -> Style:
+    """The style of that name; PaskError, with the nearest name, where there is none."""
+    if name not in STYLES:
+        near = difflib.get_close_matches(name, STYLES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PaskError(f"unknown prompt style {name!r}", todo=f"{hint}known: {', '.join(STYLES)}")
+    return STYLES[name]
+
+
+def build_prompt(
+    row: Row, tokenizer: PreTrainedTokenizerBase, style: str, answer_form: str
+) -> Prompt:
+    """The row's prompt as text and labelled pieces, ending with the generation prompt.
+
+    The text holds the template's special tokens: tokenise it with `add_special_tokens=False`.
+    Raises PaskError naming the row, e.g. for a native style and a template without tools.
+    """
+    chosen = style_named(style)
+    check_answer_form(answer_form)
+    functions = [openai_function(function) for function in row.functions]
+    own_system = [m["content"] for m in row.messages if m["role"] == "system"]
+    turns = [m for m in row.messages if m["role"] != "system"]
+
+    system: list[Piece] = [Piece(_instruction(chosen, answer_form), "instruction")]
+    messages: list[Message] = []
+    request_head: list[Piece] = []
+    tools: list[dict[str, Any]] = []
+    if chosen.as_turns:
+        request_head = [*_function_lines(functions), Piece("\n\nRequest: ", "instruction")]
+        for name in chosen.examples:
+            messages += _example_turns(EXAMPLES[name], answer_form)
+    else:
+        if chosen.native:
+            tools = [{"type": "function", "function": function} for function in functions]
+        else:
+            system += [Piece("\n\n", "tool_scaffold"), *_function_lines(functions)]
+        for name in chosen.examples:
+            system.append(Piece(_example_text(EXAMPLES[name], answer_form), "worked_example"))
+    for content in own_system:
+        separator = "\n\n" if any(piece.text for piece in system) else ""
+        system += [Piece(separator, "instruction"), Piece(content, "user")]
+    if any(piece.text for piece in system):
+        messages.insert(0, Message("system", tuple(system)))
+    for turn in turns:
+        messages.append(Message(turn["role"], (*request_head, Piece(turn["content"], "user"))))
+        request_head = []
+    try:
+        return render_chat(tokenizer, messages, tools)
+    except PaskError as error:
+        raise PaskError(
+            error.what,
+            where=f"prompt style {style!r}, row {row.id}",
+            why=error.why,
+            todo=error.todo,
+        ) from error
+
+
+def _instruction(style: Style, answer_form: str) -> str:
+    """Native styles say only what the template does not: a native tool format is <tool_call>'s."""
+    lines = [] if style.native else [_TASK]
+    if not style.native or answer_form != "tool_call":
+        lines.append(_FORMS[answer_form])
+    if not style.native:
+        lines.append(_ARGUMENTS)
+    if style.one_call_each:
+        lines.append(_ONE_CALL_EACH)
+    return "\n".join(lines)
+
+
+def _function_lines(functions: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    pieces = [Piece("Functions:", "tool_scaffold")]
+    for function in functions:
+        pieces += [Piece("\n", "tool_scaffold"), *document_pieces(function, "function")]
+    return pieces
+
+
+def _example_text(example: Example, answer_form: str) -> str:
+    return (
+        f"\n\nExample, with other functions:\nRequest: {example.request}\n"
+        f"Answer:\n{render(example.calls, answer_form)}"
+    )
+
+
+def _example_turns(example: Example, answer_form: str) -> list[Message]:
+    functions = "\n".join(dumps(openai_function(function)) for function in example.functions)
+    request = f"Functions:\n{functions}\n\nRequest: {example.request}"
+    answer = render(example.calls, answer_form)
+    return [
+        Message("user", (Piece(request, "worked_example"),)),
+        Message("assistant", (Piece(answer, "worked_example"),)),
+    ]

@@ -1,0 +1,71 @@
+"""Makes a run's tables and figures from its long table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from pask.bfcl.ceiling import CEILING_FILE, Ceiling
+from pask.bfcl.splits import Splits
+from pask.config import RunConfig
+from pask.evaluation import keys
+from pask.methods.registry import registry
+from pask.report.figures import accuracy_figure
+from pask.report.long import read_long
+from pask.report.paper import paper_accuracy
+from pask.report.render import write_errors, write_tables
+from pask.report.tables import accuracy_table, error_table
+
+
+def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
+    """The run's long table, its accuracy table and its splits."""
+    long = read_long(keys.RESULTS / config.run / "long.csv")
+    splits = Splits.read(keys.splits_file(config))
+    sample = splits.sample(config.data.part, config.data.sample)
+    frame = accuracy_table(
+        long,
+        paper_accuracy(),
+        {category: len(ids) for category, ids in sample.items()},
+        entries=config.entries,
+        labels={name: cls.label for name, cls in registry().items()},
+        split_sizes=splits.sizes(config.data.part),
+        paper_model=config.paper_model,
+    )
+    return long, frame, splits
+
+
+def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[str]:
+    sample = splits.sample(config.data.part, config.data.sample)
+    ids = [row_id for group in sample.values() for row_id in group]
+    passable = Ceiling.read(CEILING_FILE).passable(ids)
+    cut = long[long["finish"] == "length"].groupby("entry", sort=False).size()
+    cut_off = ", ".join(f"{entry} {n}" for entry, n in cut.items()) or "none"
+    return [
+        f"Prompt {config.model.prompt}, answer form {config.model.answer_form}, greedy decoding "
+        f"under the grammar, at most {config.max_new_tokens} new tokens (answers cut off by "
+        f"that limit, which count as wrong: {cut_off}).",
+        f"Ceiling: {passable} of these {len(ids)} rows can be passed by an output that the "
+        "grammar allows (configs/bfcl-ceiling.json).",
+        f"Split {splits.kind}, seed {splits.seed}, digest {splits.digest[:16]}. "
+        f"KV stored as {config.engine.kv_dtype}.",
+    ]
+
+
+def tables(config: RunConfig) -> list[Path]:
+    """Write results/<run>/tables/{accuracy,errors}.*; the paths written."""
+    long, frame, splits = _frame(config)
+    folder = keys.RESULTS / config.run / "tables"
+    title = f"{config.model.name}: BFCL accuracy by KV method"
+    notes = _notes(config, splits, long)
+    written = write_tables(frame, folder, "accuracy", title, notes)
+    errors = error_table(long)
+    return written + write_errors(errors, folder, "errors", f"{config.model.name}: what went wrong")
+
+
+def figures(config: RunConfig) -> list[Path]:
+    """Write results/<run>/figures/accuracy.*; the paths written."""
+    _, frame, _ = _frame(config)
+    styles = {name: (cls.color, cls.marker) for name, cls in registry().items()}
+    return accuracy_figure(frame, keys.RESULTS / config.run / "figures", styles)

@@ -1,0 +1,110 @@
+"""A method is a file: found, described, or refused in one line, with nothing else edited."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import baselines
+import pask.methods
+from pask.errors import PaskError
+from pask.methods.registry import describe, discover, make_method, method_class, registry
+
+NEW_METHOD = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState
+
+
+class KeepAll(RequestState):
+    def keep(self, layer: int, captures: Captures) -> Keep:
+        return Keep()
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    strength: float = 2.0
+    name: ClassVar[str] = "{name}"
+    label: ClassVar[str] = "Mine"
+    paper: ClassVar[str] = "unpublished"
+    color: ClassVar[str] = "#000000"
+    marker: ClassVar[str] = "x"
+    knob: ClassVar[str] = "strength"
+    budgets: ClassVar[tuple[float, float]] = (0.1, 1.0)
+
+    def open(self, info: PromptInfo) -> RequestState:
+        return KeepAll()
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`baselines` with one more folder in its path, forgotten again after the test."""
+    before = set(sys.modules)
+    monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("baselines."):
+            del sys.modules[name]
+
+
+def test_the_methods_of_this_project() -> None:
+    assert list(registry()) == sorted(registry())
+    assert {"full", "snapkv"} <= registry().keys()
+    assert registry()["snapkv"].__module__ == "baselines.snapkv"
+
+
+def test_a_dropped_in_file_is_found(folder: Path) -> None:
+    (folder / "mine.py").write_text(NEW_METHOD.format(name="mine"))
+    assert "mine" in discover((pask.methods, baselines))
+
+
+def test_a_name_that_is_taken(folder: Path) -> None:
+    (folder / "mine.py").write_text(NEW_METHOD.format(name="full"))
+    with pytest.raises(PaskError, match=r"'full' is taken.*pask\.methods\.full\.FullKV"):
+        discover((pask.methods, baselines))
+
+
+def test_a_file_that_does_not_import(folder: Path) -> None:
+    (folder / "broken.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(PaskError, match=r"baselines\.broken: .*does not import.*nothing_of_this"):
+        discover((pask.methods, baselines))
+
+
+def test_a_class_without_its_declarations(folder: Path) -> None:
+    text = NEW_METHOD.format(name="mine").replace('    color: ClassVar[str] = "#000000"\n', "")
+    (folder / "mine.py").write_text(text)
+    with pytest.raises(PaskError, match=r"baselines\.mine\.Mine: .*declares no color"):
+        discover((pask.methods, baselines))
+
+
+def test_an_abstract_helper_class_is_not_a_method() -> None:
+    module = types.ModuleType("empty")
+    module.__path__ = []
+    assert discover((module,)) == {}
+
+
+def test_unknown_names_come_with_the_nearest() -> None:
+    with pytest.raises(PaskError, match=r"unknown method 'snapvk'; did you mean 'snapkv'\?"):
+        method_class("snapvk")
+    with pytest.raises(PaskError, match=r"unknown parameter 'windw'; did you mean 'window'\?"):
+        make_method("snapkv", 0.33, {"windw": 8})
+    with pytest.raises(PaskError, match=r"budget 0\.5 is outside 1\.0\.\.1\.0"):
+        make_method("full", 0.5)
+
+
+def test_a_method_is_its_parameters() -> None:
+    assert make_method("snapkv", 0.2, {"window": 8}) == make_method("snapkv", 0.2, {"window": 8})
+    assert make_method("snapkv", None) == make_method("snapkv", 0.33)
+
+
+def test_every_method_is_described_for_tables_and_figures() -> None:
+    colors = [method["color"] for method in describe()]
+    assert len(set(colors)) == len(colors)
+    for method in describe():
+        assert method["label"]
+        assert method["paper"]
+        low, high = method["budgets"]
+        assert 0 < low <= high <= 1

@@ -1,0 +1,94 @@
+"""The workflow as users type it: targets, dry runs, reruns, and the forms of `--cores`."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pask.config import load
+from pask.paths import PROJECT
+
+CONFIG = load(PROJECT / "configs/smollm2-135m-sample.yaml")
+BIN = Path(sys.executable).parent
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / arguments[0]), *arguments[1:]], cwd=cwd, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the workflow reads, so that a run under way in the project is not met."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copy(PROJECT / "Snakefile", folder)
+    for name in ("configs", "profiles"):
+        shutil.copytree(PROJECT / name, folder / name)
+    return folder
+
+
+def dry_run(checkout: Path, *arguments: str) -> str:
+    done = run("snakemake", *arguments, "--dry-run", cwd=checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def jobs(output: str) -> dict[str, int]:
+    """Rule -> number of jobs, from the table that a dry run prints."""
+    table = output[output.index("Job stats:") :].split("\n\n")[0].splitlines()[3:]
+    return {line.split()[0]: int(line.split()[1]) for line in table if line.split()}
+
+
+def test_all_is_one_job_a_step_and_one_a_shard(checkout: Path) -> None:
+    counts = jobs(dry_run(checkout, "all", "--cores", "all"))
+    steps = {"all": 1, "splits": 1, "model": 1, "score": 1, "tables": 1, "figures": 1}
+    assert counts == {**steps, "evaluate": CONFIG.engine.shards, "total": 6 + CONFIG.engine.shards}
+
+
+def test_the_shipped_profile_makes_the_short_form_work(checkout: Path) -> None:
+    assert jobs(dry_run(checkout, "all")) == jobs(dry_run(checkout, "all", "--cores", "all"))
+
+
+def test_cores_without_a_number_is_refused_as_the_readme_says(checkout: Path) -> None:
+    done = run("snakemake", "all", "--cores", cwd=checkout)
+    assert done.returncode == 2
+    assert "argument --cores/-c: expected one argument" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["tables", "figures", "splits", "model", "score"])
+def test_single_steps_are_targets(checkout: Path, target: str) -> None:
+    assert target in jobs(dry_run(checkout, target, "--cores", "1"))
+
+
+def test_one_method_alone_is_a_target(checkout: Path) -> None:
+    output = dry_run(checkout, f"results/{CONFIG.run}/methods/snapkv.csv", "--cores", "1")
+    assert jobs(output) == {"splits": 1, "model": 1, "method": 1, "total": 3}
+
+
+def test_another_config_and_an_override_reach_the_commands(checkout: Path) -> None:
+    config = ["run=configs/smollm2-135m.yaml", "set=engine.shards=5"]
+    output = dry_run(checkout, "all", "--cores", "1", "--printshellcmds", "--config", *config)
+    assert jobs(output)["evaluate"] == 5
+    assert "--config configs/smollm2-135m.yaml --set engine.shards=5 --shard 3/5" in output
+
+
+def test_an_unknown_config_key_is_one_line(checkout: Path) -> None:
+    done = run("snakemake", "all", "-n", "--config", "set=modle.name=x", cwd=checkout)
+    assert done.returncode != 0
+    assert "unknown key 'modle' in top level; did you mean 'model'?" in done.stdout + done.stderr
+
+
+def test_what_is_stale_follows_from_the_sources(checkout: Path) -> None:
+    assert run("snakemake", "splits", "--cores", "1", cwd=checkout).returncode == 0
+    assert "Nothing to be done" in dry_run(checkout, "splits", "--cores", "1")
+    seeded = dry_run(checkout, "splits", "--cores", "1", "--config", "set=data.seed=1")
+    assert jobs(seeded) == {"splits": 1, "total": 1}
+
+
+def test_lint_and_format() -> None:
+    for command in (["snakemake", "--lint"], ["snakefmt", "--check", "Snakefile"]):
+        done = run(*command, cwd=PROJECT)
+        assert done.returncode == 0, done.stdout + done.stderr
