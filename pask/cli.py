@@ -134,9 +134,15 @@ def _prompts(args: argparse.Namespace) -> None:
 
 
 def _ceiling(args: argparse.Namespace) -> None:
-    from pask.bfcl.ceiling import main
+    from pask.bfcl.ceiling import measure_ceiling
+    from pask.bfcl.data import load_rows
 
-    main(Path(args.out))
+    rows = load_rows()
+    ceiling = measure_ceiling(rows)
+    ceiling.write(args.out)
+    for row in ceiling.rows:
+        print(f"{row.id}: {row.reason}, {row.detail}")
+    print(f"{args.out}: {ceiling.passable(rows)} of {len(rows)} rows can be passed")
 
 
 def _bench(args: argparse.Namespace) -> None:
@@ -199,7 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     ceiling = command(
         "ceiling", _ceiling, "List the rows that no output can pass.", config=False
     )
-    ceiling.add_argument("--out", default="configs/bfcl-ceiling.json", metavar="FILE")
+    ceiling.add_argument(
+        "--out", type=Path, default=Path("configs/bfcl-ceiling.json"), metavar="FILE"
+    )
 
     bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
     bench.add_argument("name", metavar="NAME", help="evaluate")

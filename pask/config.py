@@ -173,9 +173,9 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
     for assignment in overrides:
         _override(raw, assignment)
     validator = jsonschema.Draft202012Validator(_schema())
-    error = jsonschema.exceptions.best_match(validator.iter_errors(raw))
-    if error:
-        raise _explain(error, str(path))
+    invalid = jsonschema.exceptions.best_match(validator.iter_errors(raw))
+    if invalid:
+        raise _explain(invalid, str(path))
     _fill_defaults(raw, _schema())
     try:
         config = RunConfig(

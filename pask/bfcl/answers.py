@@ -49,8 +49,8 @@ def render(
 
     With `functions`, argument keys (nested ones too) come in the order of their documents, as the
     grammar wants them; keys that a document does not know come last, in the given order.
-    Raises ValueError for no calls and for a call that is not one name with its arguments; ValueError
-    or TypeError for a value that JSON cannot hold.
+    Raises ValueError for no calls and for a call that is not one name with its arguments, and
+    ValueError or TypeError for a value that JSON cannot hold.
     """
     check_answer_form(answer_form)
     schemas = {f["name"]: arguments_schema(f) for f in functions or ()}
@@ -114,7 +114,11 @@ def _blocks(text: str) -> list[str]:
 def _loads(text: str) -> Any:
     try:
         value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
         )
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
     except MalformedAnswer:
@@ -140,6 +144,11 @@ def _float(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise MalformedAnswer(f"the number {text[:20]} is too large")
     return value
+
+
+def _int(text: str) -> int:
+    _float(text)  # the checker makes floats of integers: what no float can hold is no answer
+    return int(text)
 
 
 def _call(item: Any) -> Call:

@@ -63,7 +63,9 @@ class Ceiling:
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_text(
             f'{{\n "schema": "{SCHEMA}",\n "data_digest": "{self.data_digest}",\n'
-            f' "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+            f' "rows": [\n{rows}\n ]\n}}\n',
+            encoding="utf-8",
+        )
         os.replace(unfinished, path)
 
     @classmethod
@@ -75,11 +77,16 @@ class Ceiling:
                 raise ValueError(f"schema is {content['schema']!r}, not {SCHEMA!r}")
             ceiling = cls(content["data_digest"], tuple(Unpassable(**r) for r in content["rows"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PaskError("cannot read the ceiling file", where=str(path), why=str(error),
-                            todo="make it again or take the committed one") from error
+            raise PaskError(
+                "cannot read the ceiling file",
+                where=str(path),
+                why=str(error),
+                todo="make it again or take the committed one",
+            ) from error
         if ceiling.data_digest != data_digest():
-            raise PaskError("the ceiling file belongs to other BFCL data", where=str(path),
-                            todo="make it again")
+            raise PaskError(
+                "the ceiling file belongs to other BFCL data", where=str(path), todo="make it again"
+            )
         return ceiling
 
 
@@ -119,7 +126,7 @@ def _search(row: Row, accepts: Accepts) -> list[Call] | Unpassable:
     documents = {function["name"]: function for function in row.functions}
     answer: list[Call] = []
     for gold in row.gold:
-        (name, arguments), = gold.items()
+        ((name, arguments),) = gold.items()
         properties = documents[name]["parameters"]["properties"]
         required = documents[name]["parameters"]["required"]
         call: dict[str, Any] = {}
@@ -135,20 +142,28 @@ def _search(row: Row, accepts: Accepts) -> list[Call] | Unpassable:
         answer.append({name: call})
     verdict = check(row, answer)
     if not verdict.correct:
-        raise HarnessFault("the checker takes each argument but not the whole answer",
-                           where=row.id, why=verdict.error)
+        raise HarnessFault(
+            "the checker takes each argument but not the whole answer",
+            where=row.id,
+            why=verdict.error,
+        )
     return answer
 
 
 def _only(row: Row, document: dict[str, Any], gold: Call, argument: str) -> Row:
     """The row as if the call had this one argument."""
-    (name, arguments), = gold.items()
+    ((name, arguments),) = gold.items()
     parameters = document["parameters"]
-    narrowed = {**parameters,
-                "properties": {k: v for k, v in parameters["properties"].items() if k == argument},
-                "required": [k for k in parameters["required"] if k == argument]}
-    return replace(row, functions=({**document, "parameters": narrowed},),
-                   gold=({name: {k: v for k, v in arguments.items() if k == argument}},))
+    narrowed = {
+        **parameters,
+        "properties": {k: v for k, v in parameters["properties"].items() if k == argument},
+        "required": [k for k in parameters["required"] if k == argument],
+    }
+    return replace(
+        row,
+        functions=({**document, "parameters": narrowed},),
+        gold=({name: {k: v for k, v in arguments.items() if k == argument}},),
+    )
 
 
 def _value(row: Row, name: str, argument: str, accepts: Accepts) -> Any:
@@ -166,14 +181,20 @@ def _value(row: Row, name: str, argument: str, accepts: Accepts) -> Any:
             passed_checker.append(value)
     if passed_checker:
         refused = "leaving it out" if passed_checker[0] is _LEFT_OUT else repr(passed_checker[0])
-        return Unpassable(row.id, row.category, "grammar",
-                          f"{name}, {argument}: the grammar refuses {refused}")
-    return Unpassable(row.id, row.category, "checker",
-                      f"{name}, {argument}: the checker refuses every value and its omission")
+        return Unpassable(
+            row.id, row.category, "grammar", f"{name}, {argument}: the grammar refuses {refused}"
+        )
+    return Unpassable(
+        row.id,
+        row.category,
+        "checker",
+        f"{name}, {argument}: the checker refuses every value and its omission",
+    )
 
 
-def _candidates(alternatives: list[Any], document: Mapping[str, Any],
-                spellings: Spellings) -> Iterator[Any]:
+def _candidates(
+    alternatives: list[Any], document: Mapping[str, Any], spellings: Spellings
+) -> Iterator[Any]:
     """Every value worth trying for one argument or dict key, the gold's first choice first."""
     for alternative in alternatives:
         if alternative != "":

@@ -26,7 +26,6 @@ _MODEL_CONFIG = "bfcl_eval.constants.model_config"
 _MODEL = "dots-kept"  # no "_" in it: the checker turns "_" into "/" before its look-up
 
 MALFORMED = "malformed"
-TOO_LARGE = "number_too_large"
 WRONG_FORMAT = "ast_decoder:decoder_wrong_output_format"  # the official runner's name for it
 
 
@@ -52,14 +51,21 @@ def check(row: Row, calls: list[Call] | None) -> Verdict:
         return Verdict(False, WRONG_FORMAT, "the answer is not a list of one-function calls")
     ast_checker, python = _official_checker()
     try:  # on copies: nothing promises that the checker leaves its arguments alone
-        result = ast_checker(copy.deepcopy(list(row.functions)), copy.deepcopy(calls),
-                             copy.deepcopy(list(row.gold)), python, row.category, _MODEL)
-    except OverflowError:  # it makes floats of integers; no gold value is that large
-        return Verdict(False, TOO_LARGE, "a number of the answer is beyond every float")
+        result = ast_checker(
+            copy.deepcopy(list(row.functions)),
+            copy.deepcopy(calls),
+            copy.deepcopy(list(row.gold)),
+            python,
+            row.category,
+            _MODEL,
+        )
     except Exception as error:
-        raise HarnessFault("the official checker raised on an answer", where=row.id,
-                           why=f"{type(error).__name__}: {error}",
-                           todo=f"the answer was {calls!r}") from error
+        raise HarnessFault(
+            "the official checker raised on an answer",
+            where=row.id,
+            why=f"{type(error).__name__}: {error}",
+            todo=f"the answer was {calls!r}",
+        ) from error
     if result["valid"]:
         return Verdict(True)
     return Verdict(False, result["error_type"], _message(result["error"]))
@@ -69,7 +75,8 @@ def _is_list_of_calls(answer: Any) -> bool:
     """The runner's own test before it calls the checker, which would let two-name calls pass."""
     return type(answer) is list and all(
         type(call) is dict and len(call) == 1 and all(type(a) is dict for a in call.values())
-        for call in answer)
+        for call in answer
+    )
 
 
 def _message(errors: list[Any]) -> str:

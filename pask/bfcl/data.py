@@ -54,8 +54,9 @@ class Row:
             raise PaskError(f"row id does not belong to category {self.category!r}", where=self.id)
         if not self.messages or any(set(m) != {"role", "content"} for m in self.messages):
             raise PaskError("messages must each hold a role and a content", where=self.id)
-        if not self.functions or any("name" not in f or "parameters" not in f
-                                     for f in self.functions):
+        if not self.functions or any(
+            "name" not in f or "parameters" not in f for f in self.functions
+        ):
             raise PaskError("functions must each hold a name and parameters", where=self.id)
         if not self.gold or any(len(call) != 1 for call in self.gold):
             raise PaskError("the gold answer must be calls of one function each", where=self.id)
@@ -70,7 +71,8 @@ class Row:
 def pinned() -> dict[str, Any]:
     """The package version this project reads and the SHA-256 of each of its files used here."""
     pins: dict[str, Any] = json.loads(
-        Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
+        Path(__file__).with_name("digests.json").read_text(encoding="utf-8")
+    )
     return pins
 
 
@@ -89,8 +91,9 @@ def package_root() -> Path:
     """Folder of the installed `bfcl_eval`; PaskError with the install command if there is none."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise PaskError("the BFCL data package is not installed", where="bfcl_eval",
-                        todo=_install_hint())
+        raise PaskError(
+            "the BFCL data package is not installed", where="bfcl_eval", todo=_install_hint()
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -99,12 +102,20 @@ def read_pinned(path: Path, expected: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise PaskError("cannot read the BFCL file", where=str(path),
-                        why=error.strerror or str(error), todo=_install_hint()) from error
+        raise PaskError(
+            "cannot read the BFCL file",
+            where=str(path),
+            why=error.strerror or str(error),
+            todo=_install_hint(),
+        ) from error
     found = sha256(content)
     if found != expected:
-        raise PaskError("the BFCL file is not the pinned one", where=str(path),
-                        why=f"expected sha256 {expected}, found {found}", todo=_install_hint())
+        raise PaskError(
+            "the BFCL file is not the pinned one",
+            where=str(path),
+            why=f"expected sha256 {expected}, found {found}",
+            todo=_install_hint(),
+        )
     return content
 
 
@@ -120,11 +131,15 @@ def load_rows(categories: Iterable[str] = CATEGORIES, root: Path | None = None) 
     rows: dict[str, Row] = {}
     for category in categories:
         if category not in CATEGORIES:
-            raise PaskError(f"unknown BFCL category {category!r}",
-                            todo="choose from " + ", ".join(CATEGORIES))
+            raise PaskError(
+                f"unknown BFCL category {category!r}", todo="choose from " + ", ".join(CATEGORIES)
+            )
         questions, answers = f"BFCL_v4_{category}.json", f"possible_answer/BFCL_v4_{category}.json"
-        rows |= parse_rows(category, read_pinned(folder / questions, digests[questions]),
-                           read_pinned(folder / answers, digests[answers]))
+        rows |= parse_rows(
+            category,
+            read_pinned(folder / questions, digests[questions]),
+            read_pinned(folder / answers, digests[answers]),
+        )
     return rows
 
 
@@ -137,8 +152,13 @@ def parse_rows(category: str, questions: bytes, answers: bytes) -> dict[str, Row
             raise PaskError("a question without an answer", where=f"{category}, {row_id}")
         if len(entry["question"]) != 1:
             raise PaskError("a row of more than one turn", where=f"{category}, {row_id}")
-        rows[row_id] = Row(row_id, category, tuple(entry["question"][0]), tuple(entry["function"]),
-                           tuple(gold[row_id]["ground_truth"]))
+        rows[row_id] = Row(
+            row_id,
+            category,
+            tuple(entry["question"][0]),
+            tuple(entry["function"]),
+            tuple(gold[row_id]["ground_truth"]),
+        )
     if left := sorted(gold.keys() - rows.keys()):
         raise PaskError("an answer without a question", where=f"{category}, {left[0]}")
     return rows
@@ -152,8 +172,9 @@ def _by_id(where: str, content: bytes) -> dict[str, dict[str, Any]]:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
-            raise PaskError("not a JSON object", where=f"{where}, line {number}",
-                            why=str(error)) from error
+            raise PaskError(
+                "not a JSON object", where=f"{where}, line {number}", why=str(error)
+            ) from error
         if entry["id"] in entries:
             raise PaskError(f"the id {entry['id']} occurs twice", where=f"{where}, line {number}")
         entries[entry["id"]] = entry

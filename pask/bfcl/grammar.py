@@ -146,15 +146,17 @@ def _holds(compiled: xgr.CompiledGrammar, text: str) -> bool:
 
 def _witnesses(functions: Sequence[Mapping[str, Any]], answer_form: str) -> list[tuple[str, bool]]:
     """Texts and whether a sound grammar holds them: each function alone with its required
-    arguments and with all of them, and all functions in one answer, are legal; nothing at all and
-    text after the answer are not."""
+    arguments and with all of them, and all functions in one answer, are legal; nothing at all,
+    text after the answer and a function of another name are not."""
     calls = [
         {function["name"]: _value(arguments_schema(function), every)}
         for function in functions
         for every in (False, True)
     ]
     legal = [render([call], answer_form) for call in calls] + [render(calls, answer_form)]
-    return [(text, True) for text in legal] + [("", False), (legal[0] + " ", False)]
+    stranger = {" ".join(function["name"] for function in functions) + " too": {}}
+    illegal = ["", legal[0] + " ", render([stranger], answer_form)]
+    return [(text, True) for text in legal] + [(text, False) for text in illegal]
 
 
 def _value(schema: JsonSchema, every: bool) -> Any:

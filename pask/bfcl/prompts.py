@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pask.bfcl.answers import Call, check_answer_form, dumps, render
 from pask.bfcl.chat import Message, render_chat
 from pask.bfcl.data import Row
-from pask.bfcl.pieces import Piece, Prompt, document_pieces
+from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined
 from pask.bfcl.schema import openai_function
 from pask.errors import PaskError
 
@@ -152,42 +152,45 @@ def build_prompt(
     """
     chosen = style_named(style)
     check_answer_form(answer_form)
-    functions = [openai_function(function) for function in row.functions]
-    own_system = [m["content"] for m in row.messages if m["role"] == "system"]
-    turns = [m for m in row.messages if m["role"] != "system"]
-
-    system: list[Piece] = [Piece(_instruction(chosen, answer_form), "instruction")]
-    messages: list[Message] = []
-    request_head: list[Piece] = []
-    tools: list[dict[str, Any]] = []
-    if chosen.as_turns:
-        request_head = [*_function_lines(functions), Piece("\n\nRequest: ", "instruction")]
-        for name in chosen.examples:
-            messages += _example_turns(EXAMPLES[name], answer_form)
-    else:
-        if chosen.native:
-            tools = [{"type": "function", "function": function} for function in functions]
-        else:
-            system += [Piece("\n\n", "tool_scaffold"), *_function_lines(functions)]
-        for name in chosen.examples:
-            system.append(Piece(_example_text(EXAMPLES[name], answer_form), "worked_example"))
-    for content in own_system:
-        separator = "\n\n" if any(piece.text for piece in system) else ""
-        system += [Piece(separator, "instruction"), Piece(content, "user")]
-    if any(piece.text for piece in system):
-        messages.insert(0, Message("system", tuple(system)))
-    for turn in turns:
-        messages.append(Message(turn["role"], (*request_head, Piece(turn["content"], "user"))))
-        request_head = []
     try:
+        functions = [openai_function(function) for function in row.functions]
+        tools = [{"type": "function", "function": f} for f in functions] if chosen.native else []
+        messages = _messages(row, functions, chosen, answer_form)
         return render_chat(tokenizer, messages, tools)
     except PaskError as error:
+        where = f"prompt style {style!r}, row {row.id}"
         raise PaskError(
             error.what,
-            where=f"prompt style {style!r}, row {row.id}",
+            where=f"{where}, {error.where}" if error.where else where,
             why=error.why,
             todo=error.todo,
         ) from error
+
+
+def _messages(
+    row: Row, functions: Sequence[Mapping[str, Any]], style: Style, answer_form: str
+) -> list[Message]:
+    system = [Piece(_instruction(style, answer_form), "instruction")]
+    messages: list[Message] = []
+    request_head: list[Piece] = []
+    if style.as_turns:
+        request_head = [*_function_lines(functions), Piece("\n\nRequest: ", "instruction")]
+        for name in style.examples:
+            messages += _example_turns(EXAMPLES[name], answer_form)
+    else:
+        if not style.native:
+            system += [Piece("\n\n", "tool_scaffold"), *_function_lines(functions)]
+        for name in style.examples:
+            system.append(Piece(_example_text(EXAMPLES[name], answer_form), "worked_example"))
+    for message in row.messages:
+        own = Piece(message["content"], "user")
+        if message["role"] == "system":
+            separator = "\n\n" if joined(system) else ""
+            system += [Piece(separator, "instruction"), own]
+        else:
+            messages.append(Message(message["role"], (*request_head, own)))
+            request_head = []
+    return [Message("system", tuple(system)), *messages] if joined(system) else messages
 
 
 def _instruction(style: Style, answer_form: str) -> str:

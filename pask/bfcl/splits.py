@@ -45,8 +45,9 @@ class Splits:
             raise PaskError(f"unknown split kind {self.kind!r}", todo="choose paper or group")
         if tuple(self.parts) != PARTS:
             raise PaskError("a split has the parts cal, dev and test, in this order")
-        everywhere = Counter(row for part in PARTS for ids in self.parts[part].values()
-                             for row in ids)
+        everywhere = Counter(
+            row for part in PARTS for ids in self.parts[part].values() for row in ids
+        )
         if twice := sorted(row for row, count in everywhere.items() if count > 1):
             raise PaskError("the row is in two places of the split", where=twice[0])
 
@@ -73,10 +74,16 @@ class Splits:
         for category, size in sizes.items():
             there = len(self._rows(part, category))
             if not 0 <= size <= there:
-                raise PaskError(f"{size} rows asked of {category}, there are {there}",
-                                where=f"sample of {part}", todo=f"ask for 0 to {there}")
-        return {category: ids[: sizes[category]]
-                for category, ids in self._part(part).items() if category in sizes}
+                raise PaskError(
+                    f"{size} rows asked of {category}, there are {there}",
+                    where=f"sample of {part}",
+                    todo=f"ask for 0 to {there}",
+                )
+        return {
+            category: ids[: sizes[category]]
+            for category, ids in self._part(part).items()
+            if category in sizes
+        }
 
     def write(self, path: Path) -> None:
         """Write the split file, readable JSON that carries its digest, in one step."""
@@ -89,6 +96,7 @@ class Splits:
     @classmethod
     def read(cls, path: Path) -> Splits:
         """Read a split file; PaskError if it is torn, edited, or made for other data."""
+
         def refuse(what: str, why: str = "") -> PaskError:
             return PaskError(what, where=str(path), why=why, todo="make the split file again")
 
@@ -104,15 +112,24 @@ class Splits:
         if digest != sha256(canonical_json(content)):
             raise refuse("the split file was edited: its content does not give its digest")
         if content["data_digest"] != data_digest():
-            raise refuse("the split file belongs to other BFCL data",
-                         f"its data digest is {content['data_digest']}, ours {data_digest()}")
-        parts = {part: {category: tuple(ids) for category, ids in by_category.items()}
-                 for part, by_category in content["parts"].items()}
+            raise refuse(
+                "the split file belongs to other BFCL data",
+                f"its data digest is {content['data_digest']}, ours {data_digest()}",
+            )
+        parts = {
+            part: {category: tuple(ids) for category, ids in by_category.items()}
+            for part, by_category in content["parts"].items()
+        }
         return cls(**{f.name: content[f.name] for f in fields(cls)} | {"parts": parts})
 
     def _content(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "kind": self.kind, "seed": self.seed,
-                "data_digest": self.data_digest, "parts": self.parts}
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "seed": self.seed,
+            "data_digest": self.data_digest,
+            "parts": self.parts,
+        }
 
     def _part(self, part: str) -> Ids:
         if part not in PARTS:
@@ -121,8 +138,9 @@ class Splits:
 
     def _rows(self, part: str, category: str) -> tuple[str, ...]:
         if category not in CATEGORIES:
-            raise PaskError(f"unknown BFCL category {category!r}",
-                            todo="choose from " + ", ".join(CATEGORIES))
+            raise PaskError(
+                f"unknown BFCL category {category!r}", todo="choose from " + ", ".join(CATEGORIES)
+            )
         return self._part(part).get(category, ())
 
 
@@ -137,10 +155,13 @@ def build_splits(rows: Mapping[str, Row], kind: str, seed: int) -> Splits:
     else:
         raise PaskError(f"unknown split kind {kind!r}", todo="choose paper or group")
     present = [c for c in CATEGORIES if c in sizes["test"]]
-    parts = {part: {category: tuple(i for i in order
-                                    if part_of[i] == part and rows[i].category == category)
-                    for category in present}
-             for part in PARTS}
+    parts = {
+        part: {
+            category: tuple(i for i in order if part_of[i] == part and rows[i].category == category)
+            for category in present
+        }
+        for part in PARTS
+    }
     return Splits(kind, seed, data_digest(), parts)
 
 
@@ -177,8 +198,11 @@ def question(row: Row) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-LEAKS: dict[str, Callable[[Row], str]] = {"tool_set": lambda row: row.cluster,
-                                          "tool_names": tool_names, "question": question}
+LEAKS: dict[str, Callable[[Row], str]] = {
+    "tool_set": lambda row: row.cluster,
+    "tool_names": tool_names,
+    "question": question,
+}
 
 
 def leaks(splits: Splits, rows: Mapping[str, Row]) -> dict[str, dict[str, int]]:
@@ -187,18 +211,24 @@ def leaks(splits: Splits, rows: Mapping[str, Row]) -> dict[str, dict[str, int]]:
     Each value holds "rows" (test rows), "tool_set" (identical function docs), "tool_names" (the
     same tools, perhaps worded otherwise), "question" (the same text) and "any" of them.
     """
-    seen = {kind: {key(rows[i]) for part in ("cal", "dev") for i in splits.ids(part)}
-            for kind, key in LEAKS.items()}
+    seen = {
+        kind: {key(rows[i]) for part in ("cal", "dev") for i in splits.ids(part)}
+        for kind, key in LEAKS.items()
+    }
     report = {}
     for category, ids in splits.parts["test"].items():
         shared = [{kind for kind, key in LEAKS.items() if key(rows[i]) in seen[kind]} for i in ids]
-        report[category] = {"rows": len(ids), **{k: sum(k in s for s in shared) for k in LEAKS},
-                            "any": sum(map(bool, shared))}
+        report[category] = {
+            "rows": len(ids),
+            **{k: sum(k in s for s in shared) for k in LEAKS},
+            "any": sum(map(bool, shared)),
+        }
     return report
 
 
-def _assign_rows(rows: Mapping[str, Row], order: list[str],
-                 sizes: dict[str, dict[str, int]]) -> dict[str, str]:
+def _assign_rows(
+    rows: Mapping[str, Row], order: list[str], sizes: dict[str, dict[str, int]]
+) -> dict[str, str]:
     by_category: dict[str, list[str]] = defaultdict(list)
     for row_id in order:
         by_category[rows[row_id].category].append(row_id)
@@ -209,8 +239,9 @@ def _assign_rows(rows: Mapping[str, Row], order: list[str],
     return part_of
 
 
-def _assign_groups(rows: Mapping[str, Row], order: list[str],
-                   sizes: dict[str, dict[str, int]]) -> dict[str, str]:
+def _assign_groups(
+    rows: Mapping[str, Row], order: list[str], sizes: dict[str, dict[str, int]]
+) -> dict[str, str]:
     """Whole groups, the largest first, each to the part that is emptiest for its categories."""
     filled: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     part_of: dict[str, str] = {}
@@ -219,8 +250,10 @@ def _assign_groups(rows: Mapping[str, Row], order: list[str],
 
         def growth(part: str, adds: Counter[str] = adds) -> float:
             """How much the summed (filled - wanted)^2 / wanted would grow; lowest is best."""
-            return sum(n * (n + 2 * filled[part][c]) / max(sizes[part][c], 1) - 2 * n
-                       for c, n in adds.items())
+            return sum(
+                n * (n + 2 * filled[part][c]) / max(sizes[part][c], 1) - 2 * n
+                for c, n in adds.items()
+            )
 
         best = min(PARTS, key=growth)
         filled[best] += adds

@@ -49,9 +49,11 @@ class Limits:
     """A generation ends with the grammar's stop token, or after `max_new_tokens` choices.
 
     The stop token, legal only where the grammar is complete, counts as a choice.
+    `expected_new_tokens` is the workload's mean answer length, which methods plan with.
     """
 
     max_new_tokens: int = 256
+    expected_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -62,7 +64,8 @@ class Limits:
 class ByteCounts:
     """Bytes of one generation's KV store, counted from the tensors that existed.
 
-    `prompt`, `decode`, `full`: at the end of the request, and what Full KV would hold then.
+    `prompt`, `decode`, `full`: at the end of the request, and what Full KV would hold then, of
+    which `full_prompt` for the prompt.
     `resident_sum`, `full_sum`: the same two totals, each summed over the choices of a token (the
     stop token too), as they stood at that choice; the first choice sees the prompt's KV alone.
     """
@@ -70,6 +73,7 @@ class ByteCounts:
     prompt: int
     decode: int
     full: int
+    full_prompt: int
     resident_sum: int
     full_sum: int
 
@@ -138,6 +142,7 @@ class _Sequence:
                 prompt=resident["prompt"],
                 decode=resident["decode"],
                 full=self._full(),
+                full_prompt=self.store.full_prompt_bytes(),
                 resident_sum=self.resident_sum,
                 full_sum=self.full_sum,
             ),
@@ -216,6 +221,7 @@ def _begin(
         kv_heads=layout.kv_heads,
         group_size=layout.group_size,
         head_dim=layout.head_dim,
+        expected_new_tokens=limits.expected_new_tokens,
     )
     sequences = [
         _Sequence(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, TokenType, dequantize
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from pask.engine.digests import file_sha256, folder_digest
 from pask.engine.folders import appearing
 from pask.engine.layout import ModelLayout, read_layout
-from pask.engine.weights import expected_shapes
+from pask.engine.weights import check_tensors
 from pask.errors import PaskError
 
 _FORM = 1  # raise it when a conversion would write other files than before
@@ -62,9 +63,16 @@ def converted_folder(path: Path, cache: Path, sha256: str | None) -> tuple[Path,
 
 
 def _convert(path: Path, part: Path) -> None:
+    """Write the model of the GGUF file `path` into the empty folder `part`."""
     try:
         reader = GGUFReader(path)
-        AutoConfig.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(part)
+        _config(reader, path).save_pretrained(part)
+        layout = read_layout(part)
+        save_file(_tensors(reader, layout, path), part / "model.safetensors", {"format": "pt"})
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(part)
+        _drop_unused_tokens(reader, part / "tokenizer.json")
+    except PaskError:
+        raise
     except Exception as error:  # whatever the parsers of a broken file raise, in one line
         raise PaskError(
             "not a readable GGUF file",
@@ -72,29 +80,37 @@ def _convert(path: Path, part: Path) -> None:
             why=f"{type(error).__name__}: {error}",
             todo="fetch the file again; llama, qwen2 and qwen3 models are supported",
         ) from error
-    layout = read_layout(part)
-    save_file(_tensors(reader, layout, path), part / "model.safetensors", {"format": "pt"})
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(part)
+
+
+def _drop_unused_tokens(reader: GGUFReader, path: Path) -> None:
+    """Take the padding entries ([PAD151665] ...) out of a vocabulary: no text means them."""
+    kinds = reader.fields["tokenizer.ggml.token_type"].contents()
+    unused = {token for token, kind in enumerate(kinds) if kind == TokenType.UNUSED}
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {k: v for k, v in vocabulary.items() if v not in unused}
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def _config(reader: GGUFReader, path: Path) -> PretrainedConfig:
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    head_dim = reader.get_field(f"{config.model_type}.attention.key_length")
+    if head_dim is not None:  # transformers passes over it for some layouts
+        config.head_dim = int(head_dim.contents())
+    return config
 
 
 def _tensors(reader: GGUFReader, layout: ModelLayout, path: Path) -> dict[str, torch.Tensor]:
     """Every tensor dequantised to fp32, under its name and in its order of rows in a folder."""
-    shapes = expected_shapes(layout)
     tensors: dict[str, torch.Tensor] = {}
     for found in reader.tensors:
-        name = _folder_name(found.name)
-        if name not in shapes:
-            raise PaskError(
-                f"unexpected tensor {found.name}",
-                where=str(path),
-                why=f"a {layout.model_type} model has no such tensor",
-            )
         tensor = torch.tensor(dequantize(found.data, found.tensor_type), dtype=torch.float32)
         if layout.model_type == "llama" and ".attn_q." in found.name:
             tensor = _half_split(tensor, layout.q_heads)
         elif layout.model_type == "llama" and ".attn_k." in found.name:
             tensor = _half_split(tensor, layout.kv_heads)
-        tensors[name] = tensor
+        tensors[_folder_name(found.name)] = tensor
+    check_tensors(layout, {name: tensor.shape for name, tensor in tensors.items()}, str(path))
     return tensors
 
 

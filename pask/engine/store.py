@@ -102,6 +102,10 @@ class RequestKV:
         """Bytes of a store like this one that had kept every token, pages rounded up."""
         return self.info.layers * self._round(prompt_tokens + decode_tokens) * self._slot_bytes
 
+    def full_prompt_bytes(self) -> int:
+        """Bytes of the whole prompt's slots; free slots count to the decode stage here too."""
+        return self.info.layers * self.info.prompt_tokens * self._slot_bytes
+
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken (between two decode steps)."""
         info = self.info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +114,41 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
+def check_tensors(layout: ModelLayout, found: Mapping[str, Sequence[int]], where: str) -> None:
+    """PaskError where a tensor is missing, unexpected or of another shape; `found` has shapes."""
+    needed = expected_shapes(layout)
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise PaskError(
+            f"tensor {missing[0]} is missing ({len(missing)} in all)",
+            where=where,
+            why=f"a {layout.model_type} model needs it",
+        )
+    tied_copy = {"lm_head.weight"} if layout.tied_embeddings else set()
+    extra = sorted(found.keys() - needed.keys() - tied_copy)
+    extra = [name for name in extra if not name.endswith(_RECOMPUTED)]
+    if extra:
+        raise PaskError(
+            f"unexpected tensor {extra[0]} ({len(extra)} in all)",
+            where=where,
+            why=f"a {layout.model_type} model has no such tensor",
+        )
+    for name, shape in needed.items():
+        if tuple(found[name]) != shape:
+            raise PaskError(
+                f"tensor {name} has shape {list(found[name])}",
+                where=where,
+                why=f"the config asks for {list(shape)}",
+            )
+
+
 def read_weights(folder: Path, layout: ModelLayout) -> Weights:
     """Read, check and fuse the weights in `folder`.
 
     Tensors that need no fusing and lie there as fp32 stay mapped from the file, so that two
-    processes share their memory. PaskError where a tensor is missing, unexpected, of another shape
-    or type, or a file is broken.
+    processes share their memory. PaskError where the tensors are not those of the layout, one is
+    of a quantised or integer type, or a file is broken.
     """
-    shapes = expected_shapes(layout)
     with ExitStack() as stack:
         holders: dict[str, Any] = {}
         for path in weight_files(folder):
@@ -134,67 +162,45 @@ def read_weights(folder: Path, layout: ModelLayout) -> Weights:
                     todo="fetch the file again",
                 ) from error
             holders |= dict.fromkeys(opened.keys(), opened)
-        _check_names(folder, shapes, holders, layout)
+        shapes = {name: holder.get_slice(name).get_shape() for name, holder in holders.items()}
+        check_tensors(layout, shapes, str(folder))
 
         def read(name: str) -> torch.Tensor:
             tensor: torch.Tensor = holders[name].get_tensor(name)
-            if tuple(tensor.shape) != shapes[name] or tensor.dtype not in _DTYPES:
+            if tensor.dtype not in _DTYPES:
                 raise PaskError(
-                    f"tensor {name} is {tensor.dtype} {list(tensor.shape)}",
+                    f"tensor {name} is {tensor.dtype}",
                     where=str(folder),
-                    why=f"the config asks for 16- or 32-bit floats {list(shapes[name])}",
+                    todo="save the model with 16- or 32-bit floats",
                 )
             return tensor.to(torch.float32)
 
         embedding = read("model.embed_tokens.weight")
-        layers = tuple(
-            _read_layer(f"model.layers.{n}.", layout, read) for n in range(layout.layers)
-        )
         return Weights(
             embedding=embedding,
-            layers=layers,
+            layers=tuple(_read_layer(n, layout, read) for n in range(layout.layers)),
             final_norm=read("model.norm.weight"),
             head=embedding if layout.tied_embeddings else read("lm_head.weight"),
         )
 
 
-def _check_names(
-    folder: Path, shapes: dict[str, Any], found: dict[str, Any], layout: ModelLayout
-) -> None:
-    missing = [name for name in shapes if name not in found]
-    if missing:
-        raise PaskError(
-            f"tensor {missing[0]} is missing ({len(missing)} in all)",
-            where=str(folder),
-            why=f"a {layout.model_type} model needs it",
-        )
-    tied_copy = {"lm_head.weight"} if layout.tied_embeddings else set()
-    extra = sorted(
-        name
-        for name in found
-        if name not in shapes and name not in tied_copy and _RECOMPUTED not in name
-    )
-    if extra:
-        raise PaskError(
-            f"unexpected tensor {extra[0]} ({len(extra)} in all)",
-            where=str(folder),
-            why=f"a {layout.model_type} model has no such tensor",
-        )
+def _read_layer(
+    layer: int, layout: ModelLayout, read_model: Callable[[str], torch.Tensor]
+) -> LayerWeights:
+    def read(name: str) -> torch.Tensor:
+        return read_model(f"model.layers.{layer}.{name}")
 
-
-def _read_layer(prefix: str, layout: ModelLayout, read: Any) -> LayerWeights:
     def fused(module: str, parts: tuple[str, ...], kind: str) -> torch.Tensor:
-        return torch.cat([read(f"{prefix}{module}.{part}_proj.{kind}") for part in parts])
+        return torch.cat([read(f"{module}.{part}_proj.{kind}") for part in parts])
 
-    attention = f"{prefix}self_attn."
     return LayerWeights(
-        attention_norm=read(f"{prefix}input_layernorm.weight"),
+        attention_norm=read("input_layernorm.weight"),
         qkv=fused("self_attn", ("q", "k", "v"), "weight"),
         qkv_bias=fused("self_attn", ("q", "k", "v"), "bias") if layout.qkv_bias else None,
-        q_norm=read(f"{attention}q_norm.weight") if layout.qk_norm else None,
-        k_norm=read(f"{attention}k_norm.weight") if layout.qk_norm else None,
-        out=read(f"{attention}o_proj.weight"),
-        mlp_norm=read(f"{prefix}post_attention_layernorm.weight"),
+        q_norm=read("self_attn.q_norm.weight") if layout.qk_norm else None,
+        k_norm=read("self_attn.k_norm.weight") if layout.qk_norm else None,
+        out=read("self_attn.o_proj.weight"),
+        mlp_norm=read("post_attention_layernorm.weight"),
         gate_up=fused("mlp", ("gate", "up"), "weight"),
-        down=read(f"{prefix}mlp.down_proj.weight"),
+        down=read("mlp.down_proj.weight"),
     )

@@ -7,7 +7,6 @@ running accuracy in the progress line.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,10 +32,22 @@ from pask.provenance import digest, machine, revision
 
 def record_of(generation: Generation) -> dict[str, Any]:
     """A generation as a part file's line: everything but the entry, which the folder says."""
-    record = dataclasses.asdict(generation)
-    record["id"] = record.pop("request_id")
-    del record["entry"]
-    return record
+    held = generation.bytes
+    return {
+        "id": generation.request_id,
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "finish": generation.finish,
+        "prompt_tokens": generation.prompt_tokens,
+        "new_tokens": generation.new_tokens,
+        "resident_prompt_bytes": held.prompt,
+        "resident_decode_bytes": held.decode,
+        "full_prompt_bytes": held.full_prompt,
+        "full_bytes": held.full,
+        "resident_byte_steps": held.resident_sum,
+        "full_byte_steps": held.full_sum,
+        "notes": list(generation.notes),
+    }
 
 
 class _Tally:

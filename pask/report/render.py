@@ -212,7 +212,7 @@ def _flag_class(text: str) -> str:
 def _csv(frame: pd.DataFrame) -> str:
     """The frame as CSV: percentages to 2 decimals, shares to 6, counts whole, gaps empty."""
     shown = frame.copy()
-    for name in frame.select_dtypes("float64").columns.drop("budget"):
+    for name in frame.select_dtypes("float64").columns.drop("budget", errors="ignore"):
         shown[name] = ["" if pd.isna(x) else _csv_number(name, x) for x in frame[name]]
     return str(shown.to_csv(index=False, lineterminator="\n"))
 

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from pask.bfcl.ceiling import CEILING_FILE, Ceiling
+from pask.bfcl.ceiling import Ceiling
 from pask.bfcl.splits import Splits
 from pask.config import RunConfig
 from pask.evaluation import keys
 from pask.methods.registry import registry
+from pask.paths import CONFIGS
 from pask.report.figures import accuracy_figure
 from pask.report.long import read_long
 from pask.report.paper import paper_accuracy
 from pask.report.render import write_errors, write_tables
 from pask.report.tables import accuracy_table, error_table
+
+
+def _labels() -> dict[str, str]:
+    return {name: cls.label for name, cls in registry().items()}
 
 
 def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
@@ -29,7 +34,7 @@ def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
         paper_accuracy(),
         {category: len(ids) for category, ids in sample.items()},
         entries=config.entries,
-        labels={name: cls.label for name, cls in registry().items()},
+        labels=_labels(),
         split_sizes=splits.sizes(config.data.part),
         paper_model=config.paper_model,
     )
@@ -39,7 +44,7 @@ def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
 def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[str]:
     sample = splits.sample(config.data.part, config.data.sample)
     ids = [row_id for group in sample.values() for row_id in group]
-    passable = Ceiling.read(CEILING_FILE).passable(ids)
+    passable = Ceiling.read(CONFIGS / "bfcl-ceiling.json").passable(ids)
     cut = long[long["finish"] == "length"].groupby("entry", sort=False).size()
     cut_off = ", ".join(f"{entry} {n}" for entry, n in cut.items()) or "none"
     return [
@@ -60,7 +65,8 @@ def tables(config: RunConfig) -> list[Path]:
     title = f"{config.model.name}: BFCL accuracy by KV method"
     notes = _notes(config, splits, long)
     written = write_tables(frame, folder, "accuracy", title, notes)
-    errors = error_table(long)
+    smoke = frame["smoke"].iloc[0]
+    errors = error_table(long, entries=config.entries, labels=_labels(), smoke=smoke)
     return written + write_errors(errors, folder, "errors", f"{config.model.name}: what went wrong")
 
 

@@ -36,6 +36,7 @@ _RC: dict[str, Any] = {
     "ytick.color": SOFT,
     "ytick.labelcolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # a "$" in a model's name is a dollar sign
     "figure.facecolor": "white",
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # TrueType: journals refuse Type 3

@@ -40,7 +40,14 @@ USER_TOOLS = (
     "{% for tool in tools %}{{ tool.function | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
     "{{ m.content | trim }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
-TEMPLATES = {"plain": PLAIN, "system_tools": SYSTEM_TOOLS, "user_tools": USER_TOOLS}
+TEMPLATES = {  # a line break right after a {% block %} would be dropped
+    name: template.replace("\n", "{{ '\\n' }}")
+    for name, template in {
+        "plain": PLAIN,
+        "system_tools": SYSTEM_TOOLS,
+        "user_tools": USER_TOOLS,
+    }.items()
+}
 
 
 def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:

@@ -70,7 +70,7 @@ def tiny_folder(tmp: Path, layout: str, seed: int = 0, **config: Any) -> Path:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE of about 512 tokens: any text has ids, and comes back byte for byte."""
+    """A byte-level BPE of some 450 tokens: any text has ids, and comes back byte for byte."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

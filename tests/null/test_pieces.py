@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -84,7 +85,7 @@ def test_merging_keeps_the_text_and_every_characters_label(pieces):
     out = merged(pieces)
     assert characters(out) == characters(pieces)
     assert all(piece.text for piece in out)
-    assert all(a.label != b.label for a, b in zip(out, out[1:], strict=False))
+    assert all(a.label != b.label for a, b in itertools.pairwise(out))
 
 
 def test_a_prompt_is_its_pieces():
