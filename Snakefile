@@ -9,6 +9,8 @@ import os
 import shlex
 import sys
 
+from pask.bfcl.answers import ANSWER_FORMS
+from pask.bfcl.prompts import STYLES
 from pask.config import load
 from pask.evaluation.keys import method_modules
 from pask.provenance import source_digest
@@ -39,6 +41,8 @@ container: "docker://python:3.11-bookworm"
 wildcard_constraints:
     shard=r"\d+",
     method="|".join(METHODS),
+    style="|".join(STYLES),
+    form="|".join(ANSWER_FORMS),
 
 
 rule all:
@@ -122,6 +126,42 @@ rule method:
         " python -m pask score {params.args} --methods {wildcards.method} --shards 1"
         " --out {output})"
         " 2>&1 | tee {log}"
+
+
+# Which prompt suits the model, on calibration rows: `snakemake prompts --cores all`.
+rule prompt_trial:
+    input:
+        f"{OUT}/model.json",
+    output:
+        f"{OUT}/prompts/{{style}}.{{form}}.json",
+    log:
+        f"{OUT}/logs/prompt-{{style}}-{{form}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.evaluation.prompts", "pask.methods.full"),
+        sample=config.get("trial_rows", 10),
+    shell:
+        "python -m pask prompts {params.args} --styles {wildcards.style}"
+        " --answer-forms {wildcards.form} --sample {params.sample} 2>&1 | tee {log}"
+
+
+rule prompts:
+    input:
+        expand(
+            f"{OUT}/prompts/{{style}}.{{form}}.json", style=STYLES, form=ANSWER_FORMS
+        ),
+    output:
+        f"{OUT}/prompts/trials.md",
+    log:
+        f"{OUT}/logs/prompts.log",
+    params:
+        args=ARGS,
+    shell:
+        "python -m pask prompts {params.args} --gather 2>&1 | tee {log}"
 
 
 rule score:

@@ -121,7 +121,7 @@ def _figures(args: argparse.Namespace) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> None:
-    from pask.bfcl.grammar import ANSWER_FORMS
+    from pask.bfcl.answers import ANSWER_FORMS
     from pask.bfcl.prompts import STYLES
     from pask.evaluation.prompts import run_trial, write_comparison
 
@@ -162,7 +162,9 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         if config:
-            sub.add_argument("--config", default=DEFAULT_CONFIG, metavar="FILE", help="a run's YAML")
+            sub.add_argument(
+                "--config", default=DEFAULT_CONFIG, metavar="FILE", help="a run's YAML"
+            )
             sub.add_argument(
                 "--set",
                 action="append",
@@ -202,9 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument("--sample", type=int, metavar="N", help="rows per category; default: all")
     prompts.add_argument("--gather", action="store_true", help="only gather finished trials")
 
-    ceiling = command(
-        "ceiling", _ceiling, "List the rows that no output can pass.", config=False
-    )
+    ceiling = command("ceiling", _ceiling, "List the rows that no output can pass.", config=False)
     ceiling.add_argument(
         "--out", type=Path, default=Path("configs/bfcl-ceiling.json"), metavar="FILE"
     )

@@ -165,7 +165,9 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         there = ", ".join(sorted(str(p) for p in path.parent.glob("*.yaml"))) or "none there"
-        raise PaskError("no such config file", where=str(path), todo=f"there are: {there}") from None
+        raise PaskError(
+            "no such config file", where=str(path), todo=f"there are: {there}"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise PaskError("cannot read the config", where=str(path), why=str(error)) from error
     if not isinstance(raw, dict):
@@ -201,4 +203,6 @@ def _entries(listed: Iterable[Mapping[str, Any]]) -> Iterable[Entry]:
             method = make_method(item["name"], wanted, item["params"])
             low, high = method.budgets
             budget = "" if low == high else f"@{method.budget:.2f}"
-            yield Entry(f"{method.name}{variant}{budget}", method.name, method.budget, item["params"])
+            yield Entry(
+                f"{method.name}{variant}{budget}", method.name, method.budget, item["params"]
+            )

@@ -21,7 +21,9 @@ from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
 from pask.bfcl.splits import build_splits
 from pask.config import RunConfig
-from pask.engine.decode import Limits, Task, generate, tokenizer_info
+from pask.engine.decode import Limits, Task, generate
+from pask.engine.loading import tokenizer_info
+from pask.engine.store import KV_DTYPES
 from pask.errors import PaskError
 from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
@@ -48,7 +50,8 @@ def plain_answer(
     """The plain loop's answer to one request: greedy token ids without the stop token."""
     matcher = xgr.GrammarMatcher(request.grammar)
     bitmask = xgr.allocate_token_bitmask(1, vocab_size)
-    ids, past, answer = torch.tensor([request.prompt_ids]), None, []
+    ids, past = torch.tensor([request.prompt_ids]), None
+    answer: list[int] = []
     while len(answer) < limit:
         out = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
         past, logits = out.past_key_values, out.logits[:, -1]
@@ -75,7 +78,7 @@ def measure(config: RunConfig, items: int) -> tuple[float, float, str, int]:
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )
     requests = [builder.build(rows[row_id]) for row_id in picked]
-    reference = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+    reference = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
     methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
     full = next((e.name for e in config.entries if e.method == "full"), None)
     limits = Limits(config.max_new_tokens, config.model.expected_new_tokens)
@@ -89,7 +92,7 @@ def measure(config: RunConfig, items: int) -> tuple[float, float, str, int]:
                 [Task(request, methods) for request in batch],
                 limits,
                 max_batch=config.engine.max_batch,
-                kv_dtype=getattr(torch, config.engine.kv_dtype),
+                kv_dtype=KV_DTYPES[config.engine.kv_dtype],
             )
         )
         ours.seconds += time.perf_counter() - start

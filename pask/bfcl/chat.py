@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _OTHER_STYLE = "choose a prompt style that lists the functions in the system message"
 
 
+class NoToolTemplate(PaskError):
+    """The model's chat template has no place for tools: a native prompt style cannot be used."""
+
+
 @dataclass(frozen=True)
 class Message:
     """One chat turn, its content as pieces."""
@@ -67,15 +71,17 @@ def _render(
         for message, content in zip(messages, contents, strict=True)
     ]
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             turns,
-            tools=list(tools) or None,
+            tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=False,  # hybrid models answer at once; other templates ignore it
         )
     except TemplateError as error:
         raise PaskError("the chat template refuses the messages", why=str(error)) from error
+    assert isinstance(text, str)  # one conversation, not tokenised
+    return text
 
 
 def _own_pieces(
@@ -90,7 +96,7 @@ def _own_pieces(
         return [Piece(marked, "chat_scaffold")]
     bare = _render(tokenizer, marks, messages, ())
     if bare == marked:
-        raise PaskError("the chat template has no place for tools", todo=_OTHER_STYLE)
+        raise NoToolTemplate("the chat template has no place for tools", todo=_OTHER_STYLE)
     start = _shared(marked, bare)
     rest, bare_rest = marked[start:], bare[start:]
     tail = _shared(rest[::-1], bare_rest[::-1])

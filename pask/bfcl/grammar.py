@@ -22,6 +22,7 @@ from pask.bfcl.answers import (
     BLOCK_END,
     BLOCK_SEPARATOR,
     SEPARATORS,
+    Call,
     check_answer_form,
     render,
 )
@@ -148,13 +149,13 @@ def _witnesses(functions: Sequence[Mapping[str, Any]], answer_form: str) -> list
     """Texts and whether a sound grammar holds them: each function alone with its required
     arguments and with all of them, and all functions in one answer, are legal; nothing at all,
     text after the answer and a function of another name are not."""
-    calls = [
+    calls: list[Call] = [
         {function["name"]: _value(arguments_schema(function), every)}
         for function in functions
         for every in (False, True)
     ]
     legal = [render([call], answer_form) for call in calls] + [render(calls, answer_form)]
-    stranger = {" ".join(function["name"] for function in functions) + " too": {}}
+    stranger: Call = {" ".join(function["name"] for function in functions) + " too": {}}
     illegal = ["", legal[0] + " ", render([stranger], answer_form)]
     return [(text, True) for text in legal] + [(text, False) for text in illegal]
 

@@ -159,7 +159,7 @@ def build_prompt(
         return render_chat(tokenizer, messages, tools)
     except PaskError as error:
         where = f"prompt style {style!r}, row {row.id}"
-        raise PaskError(
+        raise type(error)(
             error.what,
             where=f"{where}, {error.where}" if error.where else where,
             why=error.why,

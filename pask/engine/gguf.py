@@ -93,7 +93,7 @@ def _drop_unused_tokens(reader: GGUFReader, path: Path) -> None:
 
 
 def _config(reader: GGUFReader, path: Path) -> PretrainedConfig:
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config: PretrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     head_dim = reader.get_field(f"{config.model_type}.attention.key_length")
     if head_dim is not None:  # transformers passes over it for some layouts
         config.head_dim = int(head_dim.contents())

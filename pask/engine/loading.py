@@ -11,6 +11,7 @@ import huggingface_hub
 import xgrammar as xgr
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from pask.bfcl.grammar import tokenizer_info as vocabulary_of
 from pask.engine.digests import folder_digest
 from pask.engine.embedded import EMBEDDED, embedded_model
 from pask.engine.gguf import converted_folder
@@ -32,6 +33,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     layout: ModelLayout
     name: str
+    folder: Path  # with the safetensors, config and tokenizer that were read
     digest: str
     stop_token_ids: tuple[int, ...]  # any of them ends an answer
 
@@ -75,6 +77,7 @@ def load_model(
         tokenizer=spoken,
         layout=layout,
         name=name,
+        folder=folder,
         digest=digest,
         stop_token_ids=_stop_token_ids(folder, spoken),
     )
@@ -100,11 +103,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def tokenizer_info(model: LoadedModel) -> xgr.TokenizerInfo:
     """The model's vocabulary as xgrammar sees it: what grammars must be compiled with."""
-    return xgr.TokenizerInfo.from_huggingface(
-        model.tokenizer,
-        vocab_size=model.layout.vocab_size,
-        stop_token_ids=list(model.stop_token_ids),
-    )
+    return vocabulary_of(model.tokenizer, model.layout.vocab_size, model.stop_token_ids)
 
 
 def _locate(source: str, revision: str | None, cache: Path) -> tuple[Path, str]:

@@ -103,7 +103,8 @@ class Transformer:
         layout = self.layout
         fused = linear(self._norm(x, weights.attention_norm), weights.qkv, weights.qkv_bias)
         heads = fused.view(len(x), -1, layout.head_dim)
-        q, k, v = heads.split((layout.q_heads, layout.kv_heads, layout.kv_heads), dim=1)
+        sizes = [layout.q_heads, layout.kv_heads, layout.kv_heads]
+        q, k, v = torch.split(heads, sizes, dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self._norm(q, weights.q_norm), self._norm(k, weights.k_norm)
         return rotate(q, cos, sin), rotate(k, cos, sin), v

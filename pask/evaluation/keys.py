@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,9 @@ def key_parts(config: RunConfig, entry: Entry, model_digest: str) -> dict[str, A
     }
 
 
-def part_folder(config: RunConfig, entry: Entry, model_digest: str) -> Path:
+def part_folder(config: RunConfig, entry_name: str, decided_by: Mapping[str, Any]) -> Path:
     """results/<run>/parts/<entry>-<key>: a change of anything decisive opens a new folder."""
-    key = digest(key_parts(config, entry, model_digest))[:16]
-    return RESULTS / config.run / "parts" / f"{entry.name}-{key}"
+    return RESULTS / config.run / "parts" / f"{entry_name}-{digest(decided_by)[:16]}"
 
 
 def shard_name(shard: int, shards: int) -> str:

@@ -15,6 +15,11 @@ from pask.errors import PaskError
 Record = dict[str, Any]
 
 
+def line_of(record: Record) -> str:
+    """A record as its line: keys sorted, so that equal records are equal bytes."""
+    return json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def read_part(path: Path) -> list[Record]:
     """The finished records of a part file.
 
@@ -54,8 +59,7 @@ class PartWriter:
         self._out = out
 
     def append(self, record: Record) -> None:
-        line = json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
-        self._out.write(line.encode())
+        self._out.write(line_of(record).encode())
         self._out.flush()
         os.fsync(self._out.fileno())
 

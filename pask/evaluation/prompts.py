@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pask.bfcl.answers import MalformedAnswer, parse
+from pask.bfcl.answers import ANSWER_FORMS
+from pask.bfcl.chat import NoToolTemplate
 from pask.bfcl.data import CATEGORIES, load_rows
-from pask.bfcl.grammar import ANSWER_FORMS
 from pask.bfcl.prompts import STYLES
 from pask.bfcl.splits import Splits, build_splits
 from pask.config import Entry, RunConfig
 from pask.errors import PaskError
 from pask.evaluation import keys
+from pask.evaluation.judge import calls_of
 from pask.evaluation.run import evaluate
 from pask.evaluation.score import long_table
 from pask.files import write_json, write_text
@@ -31,9 +32,7 @@ def trial_file(config: RunConfig, style: str, answer_form: str) -> Path:
     return keys.RESULTS / config.run / "prompts" / f"{style}.{answer_form}.json"
 
 
-def trial_config(
-    config: RunConfig, style: str, answer_form: str, sample: int | None
-) -> RunConfig:
+def trial_config(config: RunConfig, style: str, answer_form: str, sample: int | None) -> RunConfig:
     """The run with another prompt, on the calibration rows (at most `sample` a category)."""
     trial = replace(
         config,
@@ -49,21 +48,24 @@ def trial_config(
     return replace(trial, data=replace(trial.data, sample=smaller))
 
 
-def run_trial(
-    config: RunConfig, style: str, answer_form: str, sample: int | None = None
-) -> Path:
+def run_trial(config: RunConfig, style: str, answer_form: str, sample: int | None = None) -> Path:
     """Answer the calibration rows with one prompt style and answer form; writes the counts.
 
-    Raises PaskError for an unknown style or form, or a style that the model's template lacks.
+    A native style on a chat template without tools is written down as not available. Raises
+    PaskError for an unknown style or form.
     """
     _known(style, STYLES, "prompt style")
     _known(answer_form, ANSWER_FORMS, "answer form")
     trial = trial_config(config, style, answer_form, sample)
     splits = build_splits(load_rows(), trial.data.split, trial.data.seed)
     splits.write(keys.splits_file(trial))
-    evaluate(trial)
     path = trial_file(config, style, answer_form)
-    write_json(path, _counts(trial, splits))
+    try:
+        evaluate(trial)
+    except NoToolTemplate as error:
+        write_json(path, {"style": style, "answer_form": answer_form, "not_available": error.what})
+    else:
+        write_json(path, _counts(trial, splits))
     return path
 
 
@@ -75,13 +77,9 @@ def _counts(trial: RunConfig, splits: Splits) -> Trial:
     calls = {"right": 0, "too_many": 0, "too_few": 0, "malformed": 0}
     for line in predictions.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        wanted = len(rows[record["id"]].gold)
-        try:
-            given = len(parse(record["text"], trial.model.answer_form))
-        except MalformedAnswer:
-            calls["malformed"] += 1
-            continue
-        calls["right" if given == wanted else "too_many" if given > wanted else "too_few"] += 1
+        answer = calls_of(record, trial.model.answer_form)
+        excess = None if answer is None else len(answer) - len(rows[record["id"]].gold)
+        calls[_call_count(excess)] += 1
     by_category = long.groupby("category")["correct"].agg(["sum", "count"])
     return {
         "model": trial.model.name,
@@ -102,6 +100,12 @@ def _counts(trial: RunConfig, splits: Splits) -> Trial:
         "mean_prompt_tokens": round(float(long["prompt_tokens"].mean()), 1),
         "mean_new_tokens": round(float(long["new_tokens"].mean()), 1),
     }
+
+
+def _call_count(excess: int | None) -> str:
+    if excess is None:
+        return "malformed"
+    return "right" if excess == 0 else "too_many" if excess > 0 else "too_few"
 
 
 def best(trials: Iterable[Trial]) -> Trial:
@@ -131,11 +135,17 @@ def trials_table(trials: Sequence[Trial]) -> str:
 def write_comparison(config: RunConfig) -> Path:
     """Gather the finished trials of a run into results/<run>/prompts/trials.md."""
     folder = keys.RESULTS / config.run / "prompts"
-    trials = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    trials = [trial for trial in found if "not_available" not in trial]
     if not trials:
         raise PaskError("no prompt trial is finished", where=str(folder), todo="run pask prompts")
     chosen = best(trials)
-    text = f"{chosen['model']}, {chosen['split']}, Full KV.\n\n{trials_table(trials)}"
+    text = f"{chosen['model']}, split {chosen['split']}, Full KV, at most "
+    text += f"{chosen['max_new_tokens']} new tokens.\n\n{trials_table(trials)}"
+    for trial in sorted(found, key=lambda t: (t["style"], t["answer_form"])):
+        if "not_available" in trial:
+            text += f"\nNot run: {trial['style']}, {trial['answer_form']}: "
+            text += f"{trial['not_available']}.\n"
     text += f"\nBest: prompt {chosen['style']}, answer form {chosen['answer_form']}.\n"
     path = folder / "trials.md"
     write_text(path, text)

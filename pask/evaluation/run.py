@@ -7,30 +7,30 @@ running accuracy in the progress line.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
 
 import torch
 
-from pask.bfcl.answers import MalformedAnswer, parse
-from pask.bfcl.checker import check
 from pask.bfcl.data import Row, load_rows
 from pask.bfcl.request import RequestBuilder
 from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
-from pask.engine.decode import Generation, Limits, Task, generate, tokenizer_info
-from pask.engine.loading import LoadedModel
-from pask.evaluation import keys, parts
+from pask.engine.decode import Generation, Limits, Task, generate
+from pask.engine.loading import LoadedModel, tokenizer_info
+from pask.engine.store import KV_DTYPES
+from pask.evaluation import keys
+from pask.evaluation.judge import judge
 from pask.evaluation.model import load
-from pask.files import whole_file, write_json
+from pask.evaluation.parts import Record, finished, line_of, open_part
+from pask.files import write_json, write_text
 from pask.progress import Progress
 from pask.provenance import digest, machine, revision
 
 
-def record_of(generation: Generation) -> dict[str, Any]:
+def record_of(generation: Generation) -> Record:
     """A generation as a part file's line: everything but the entry, which the folder says."""
     held = generation.bytes
     return {
@@ -64,13 +64,6 @@ class _Tally:
         return ", ".join(f"{name} {k}/{n} right" for name, (k, n) in self._counts.items() if n)
 
 
-def _judge(row: Row, text: str, answer_form: str) -> bool:
-    try:
-        return check(row, parse(text, answer_form)).correct
-    except MalformedAnswer:
-        return False
-
-
 def evaluate(
     config: RunConfig,
     *,
@@ -78,91 +71,93 @@ def evaluate(
     shards: int = 1,
     methods: Sequence[str] | None = None,
     threads: int = 1,
-) -> list[str]:
+) -> list[Path]:
     """Generate shard `shard` of `shards` under the run's entries (or those of `methods`).
 
-    Writes results/<run>/predictions/<entry>/<i>-of-<shards>.jsonl and a manifest beside it; returns the
-    paths. Raises PaskError for bad input, HarnessFault where the harness is at fault.
+    Writes results/<run>/predictions/<entry>/<i>-of-<n>.jsonl, with a manifest beside each; returns
+    the paths. Raises PaskError for bad input, HarnessFault where the harness is at fault.
     """
     start = time.monotonic()
     torch.set_num_threads(threads)
     entries = config.select(methods)
-    rows = load_rows()
     splits = Splits.read(keys.splits_file(config))
     sample = splits.sample(config.data.part, config.data.sample)
     ids = [row_id for group in sample.values() for row_id in group][shard::shards]
     model = load(config)
-    folders = {e.name: keys.part_folder(config, e, model.digest) for e in entries}
-    done = {name: parts.finished(folder) for name, folder in folders.items()}
-    open_items = [(i, tuple(e for e in entries if i not in done[e.name])) for i in ids]
-    open_items = [(i, missing) for i, missing in open_items if missing]
-    total = len(ids) * len(entries)
-    left = sum(len(missing) for _, missing in open_items)
-    what = f"evaluate {config.run} shard {shard + 1}/{shards}"
-    tally = _Tally(e.name for e in entries)
+    decided_by = {e.name: keys.key_parts(config, e, model.digest) for e in entries}
+    folders = {name: keys.part_folder(config, name, parts) for name, parts in decided_by.items()}
+    done = {name: finished(folder) for name, folder in folders.items()}
+    missing = {i: tuple(e for e in entries if i not in done[e.name]) for i in ids}
+    name = keys.shard_name(shard, shards)
+    _generate_missing(config, model, missing, done, folders, name)
+    about = {
+        "run": config.run,
+        "shard": name,
+        "items": len(ids),
+        "splits": splits.digest,
+        "commit": revision(),
+        "machine": machine(),
+        "threads": threads,
+        "wall_seconds": round(time.monotonic() - start, 1),
+    }
+    written = []
+    for entry in entries:
+        path = keys.prediction_file(config, entry, shard, shards)
+        write_text(path, "".join(line_of(done[entry.name][i]) for i in ids))
+        fresh = sum(entry in open_entries for open_entries in missing.values())
+        parts = decided_by[entry.name]
+        own = {"entry": entry.name, "items_computed_now": fresh, "key": digest(parts)}
+        write_json(path.with_suffix(".manifest.json"), about | own | {"decided_by": parts})
+        written.append(path)
+    return written
+
+
+def _generate_missing(
+    config: RunConfig,
+    model: LoadedModel,
+    missing: Mapping[str, tuple[Entry, ...]],
+    done: dict[str, dict[str, Record]],
+    folders: Mapping[str, Path],
+    shard_name: str,
+) -> None:
+    """Answer each row under the entries that miss it, into the part files and into `done`."""
+    rows = load_rows()
+    left = sum(len(entries) for entries in missing.values())
+    total = len(missing) * len(done)
+    what = f"evaluate {config.run} shard {shard_name}"
+    tally = _Tally(done)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(what, total, done=total - left))
         writers = {
-            e.name: stack.enter_context(
-                parts.open_part(folders[e.name] / f"{keys.shard_name(shard, shards)}.jsonl")
-            )
-            for e in entries
-            if any(e in missing for _, missing in open_items)
+            name: stack.enter_context(open_part(folders[name] / f"{shard_name}.jsonl"))
+            for name in sorted({e.name for entries in missing.values() for e in entries})
         }
         for generation in generate(
             model,
-            _tasks(config, model, rows, open_items),
+            _tasks(config, model, rows, missing),
             Limits(config.max_new_tokens, config.model.expected_new_tokens),
             max_batch=config.engine.max_batch,
-            kv_dtype=getattr(torch, config.engine.kv_dtype),
+            kv_dtype=KV_DTYPES[config.engine.kv_dtype],
         ):
             record = record_of(generation)
             writers[generation.entry].append(record)
             done[generation.entry][record["id"]] = record
-            row = rows[record["id"]]
-            tally.add(generation.entry, _judge(row, record["text"], config.model.answer_form))
+            verdict = judge(rows[record["id"]], record, config.model.answer_form)
+            tally.add(generation.entry, verdict.correct)
             progress.advance(detail=tally.text())
-    written = []
-    for entry in entries:
-        path = keys.prediction_file(config, entry, shard, shards)
-        with whole_file(path) as out:
-            for i in ids:
-                line = json.dumps(done[entry.name][i], sort_keys=True, ensure_ascii=False)
-                out.write(line + "\n")
-        decisive = keys.key_parts(config, entry, model.digest)
-        write_json(
-            path.with_suffix(".manifest.json"),
-            {
-                "run": config.run,
-                "entry": entry.name,
-                "shard": keys.shard_name(shard, shards),
-                "items": len(ids),
-                "items_computed_now": sum(entry in missing for _, missing in open_items),
-                "decided_by": decisive,
-                "key": digest(decisive),
-                "splits": splits.digest,
-                "commit": revision(),
-                "machine": machine(),
-                "threads": threads,
-                "wall_seconds": round(time.monotonic() - start, 1),
-            },
-        )
-        written.append(str(path))
-    return written
 
 
 def _tasks(
     config: RunConfig,
     model: LoadedModel,
-    rows: dict[str, Row],
-    open_items: Iterable[tuple[str, tuple[Entry, ...]]],
+    rows: Mapping[str, Row],
+    missing: Mapping[str, tuple[Entry, ...]],
 ) -> Iterator[Task]:
     """Built one at a time, as decoding asks for them: a compiled grammar is not kept for long."""
     builder = RequestBuilder(
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )
-    for row_id, entries in open_items:
-        yield Task(
-            builder.build(rows[row_id]),
-            tuple((entry.name, keys.method_of(entry)) for entry in entries),
-        )
+    for row_id, entries in missing.items():
+        if entries:
+            methods = tuple((entry.name, keys.method_of(entry)) for entry in entries)
+            yield Task(builder.build(rows[row_id]), methods)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pask.bfcl.answers import MalformedAnswer, parse
-from pask.bfcl.checker import Verdict, check
 from pask.bfcl.data import Row, load_rows
 from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
 from pask.errors import HarnessFault
 from pask.evaluation import keys
+from pask.evaluation.judge import judge
 from pask.evaluation.parts import read_part
 from pask.files import whole_file
 
@@ -25,15 +23,6 @@ COLUMNS = (
     "resident_prompt_bytes", "resident_decode_bytes", "full_prompt_bytes", "full_bytes",
     "resident_byte_steps", "full_byte_steps", "notes",
 )  # fmt: skip
-
-
-def judge(row: Row, text: str, answer_form: str) -> Verdict:
-    """The official verdict on an output; text that is no complete answer is a wrong answer."""
-    try:
-        calls = parse(text, answer_form)
-    except MalformedAnswer:
-        return check(row, None)
-    return check(row, calls)
 
 
 def long_table(
@@ -70,7 +59,7 @@ def long_table(
 
 
 def _line(config: RunConfig, entry: Entry, row: Row, record: dict[str, Any]) -> dict[str, Any]:
-    verdict = judge(row, record["text"], config.model.answer_form)
+    verdict = judge(row, record, config.model.answer_form)
     return {
         **{name: record[name] for name in COLUMNS if name in record},
         "model": config.model.name,

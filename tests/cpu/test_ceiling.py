@@ -28,10 +28,17 @@ def committed() -> Ceiling:
 
 
 def row(gold: dict, required: tuple[str, ...] = (), **properties: dict) -> Row:
-    function = {"name": "f", "parameters": {"type": "dict", "properties": properties,
-                                            "required": list(required)}}
-    return Row("simple_python_test", "simple_python", ({"role": "user", "content": "do it"},),
-               (function,), ({"f": gold},))
+    function = {
+        "name": "f",
+        "parameters": {"type": "dict", "properties": properties, "required": list(required)},
+    }
+    return Row(
+        "simple_python_test",
+        "simple_python",
+        ({"role": "user", "content": "do it"},),
+        (function,),
+        ({"f": gold},),
+    )
 
 
 def test_the_committed_counts(committed, rows):
@@ -39,9 +46,12 @@ def test_the_committed_counts(committed, rows):
     assert committed.passable(by_subset["nonlive"]) == 998
     assert committed.passable(by_subset["live"]) == 1333
     assert Counter((r.category, r.reason) for r in committed.rows) == {
-        ("parallel_multiple", "grammar"): 2, ("live_simple", "checker"): 2,
-        ("live_multiple", "checker"): 2, ("live_multiple", "grammar"): 13,
-        ("live_parallel_multiple", "grammar"): 1}
+        ("parallel_multiple", "grammar"): 2,
+        ("live_simple", "checker"): 2,
+        ("live_multiple", "checker"): 2,
+        ("live_multiple", "grammar"): 13,
+        ("live_parallel_multiple", "grammar"): 1,
+    }
     assert committed.data_digest == data_digest()
     test = build_splits(rows, "paper", 0).ids("test")
     listed = {r.id for r in committed.rows}
@@ -64,18 +74,26 @@ STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 COLOUR = {"type": "string", "enum": ["RED", "dark-blue"]}
 
 
-@pytest.mark.parametrize(("gold", "document", "value"), [
-    (["first", "second"], STRING, "first"),
-    (["", "second"], STRING, "second"),
-    (["green", "Dark Blue"], COLOUR, "dark-blue"),  # as the enumeration spells it
-    ([5.0], INTEGER, 5),
-    ([[1.0, 2.0]], {"type": "array", "items": INTEGER}, [1, 2]),
-    ([{"b": ["x"], "a": ["green", "red"]}],
-     {"type": "dict", "properties": {"a": COLOUR, "b": STRING}}, {"b": "x", "a": "RED"}),
-    ([[{"a": ["red"]}, {"a": ["dark blue"]}]],
-     {"type": "array", "items": {"type": "dict", "properties": {"a": COLOUR}}},
-     [{"a": "RED"}, {"a": "dark-blue"}]),
-])
+@pytest.mark.parametrize(
+    ("gold", "document", "value"),
+    [
+        (["first", "second"], STRING, "first"),
+        (["", "second"], STRING, "second"),
+        (["green", "Dark Blue"], COLOUR, "dark-blue"),  # as the enumeration spells it
+        ([5.0], INTEGER, 5),
+        ([[1.0, 2.0]], {"type": "array", "items": INTEGER}, [1, 2]),
+        (
+            [{"b": ["x"], "a": ["green", "red"]}],
+            {"type": "dict", "properties": {"a": COLOUR, "b": STRING}},
+            {"b": "x", "a": "RED"},
+        ),
+        (
+            [[{"a": ["red"]}, {"a": ["dark blue"]}]],
+            {"type": "array", "items": {"type": "dict", "properties": {"a": COLOUR}}},
+            [{"a": "RED"}, {"a": "dark-blue"}],
+        ),
+    ],
+)
 def test_the_search_finds_what_can_pass(gold, document, value):
     assert passing_answer(row({"x": gold}, ("x",), x=document)) == [{"f": {"x": value}}]
 
@@ -84,15 +102,19 @@ def test_an_optional_argument_is_left_out_where_only_that_passes():
     gold = {"x": ["green", ""], "y": ["a"]}
     assert passing_answer(row(gold, x=COLOUR, y=STRING)) == [{"f": {"y": "a"}}]
     refused = passing_answer(row({"x": ["green"], "y": ["a"]}, x=COLOUR, y=STRING))
-    assert refused == Unpassable("simple_python_test", "simple_python", "grammar",
-                                 "f, x: the grammar refuses 'green'")
+    assert refused == Unpassable(
+        "simple_python_test", "simple_python", "grammar", "f, x: the grammar refuses 'green'"
+    )
 
 
-@pytest.mark.parametrize("one", [
-    row({"x": []}, x=STRING),  # no right value
-    row({"x": ["a"], "z": ["b"]}, x=STRING),  # not in the document
-    row({"x": ["a"]}, ("x", "y"), x=STRING, y=STRING),  # required, unknown to the gold
-])
+@pytest.mark.parametrize(
+    "one",
+    [
+        row({"x": []}, x=STRING),  # no right value
+        row({"x": ["a"], "z": ["b"]}, x=STRING),  # not in the document
+        row({"x": ["a"]}, ("x", "y"), x=STRING, y=STRING),  # required, unknown to the gold
+    ],
+)
 def test_rows_no_output_can_pass(one):
     assert passing_answer(one).reason == "checker"
 
@@ -117,13 +139,16 @@ def test_file(tmp_path, committed):
     assert [p.name for p in tmp_path.iterdir()] == ["ceiling.json"]
 
 
-@pytest.mark.parametrize(("spoil", "word"), [
-    (lambda text: text[:-9], "cannot read"),
-    (lambda text: text.replace("ceiling-1", "ceiling-0"), "schema"),
-    (lambda text: text.replace('"checker"', '"luck"', 1), "unknown reason 'luck'"),
-    (lambda text: text.replace("detail", "note"), "cannot read"),
-    (lambda text: json.dumps(json.loads(text) | {"data_digest": "0"}), "other BFCL data"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda text: text[:-9], "cannot read"),
+        (lambda text: text.replace("ceiling-1", "ceiling-0"), "schema"),
+        (lambda text: text.replace('"checker"', '"luck"', 1), "unknown reason 'luck'"),
+        (lambda text: text.replace("detail", "note"), "cannot read"),
+        (lambda text: json.dumps(json.loads(text) | {"data_digest": "0"}), "other BFCL data"),
+    ],
+)
 def test_a_spoilt_file_is_refused(tmp_path, spoil, word):
     path = tmp_path / "ceiling.json"
     path.write_text(spoil(COMMITTED.read_text(encoding="utf-8")), encoding="utf-8")

@@ -21,6 +21,7 @@ from pask.errors import HarnessFault
 from pask.evaluation import keys, parts
 from pask.evaluation.prompts import best, trials_table
 from pask.evaluation.score import COLUMNS, long_table
+from pask.provenance import digest
 from tests.cpu.tiny import tiny_folder
 
 SAMPLE = {"simple_python": 3, "multiple": 2, "parallel": 2, "live_simple": 1}
@@ -242,7 +243,7 @@ def test_a_key_changes_with_what_decides_and_with_nothing_else(config: Path) -> 
     def key(*overrides: str) -> str:
         loaded = load(config, overrides)
         entry = next(e for e in loaded.entries if e.method == "snapkv")
-        return keys.part_folder(loaded, entry, "model").name
+        return digest(keys.key_parts(loaded, entry, "model"))
 
     assert key() == key("engine.max_batch=64", "engine.shards=7", "data.sample={multiple: 1}")
     decisive = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 import xgrammar as xgr
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from pask.bfcl import grammar as grammar_module
 from pask.bfcl.answers import ANSWER_FORMS, MalformedAnswer, parse, render
@@ -134,77 +132,8 @@ def test_empty_and_foreign_answers_are_refused(sample):
             assert not accepts(row.functions, text, form)
 
 
-FUNCTION = {
-    "name": "pkg.f",
-    "parameters": {
-        "type": "dict",
-        "properties": {
-            "año": {"type": "integer"},
-            "mode": {"type": "boolean", "enum": ["N/A", 'say "é"', 3]},
-            "points": {"type": "tuple", "items": {"type": "float"}},
-            "inner": {
-                "type": "dict",
-                "properties": {"x": {"type": "any"}, "s": {"type": "string"}},
-                "required": ["s"],
-            },
-            "free": {"type": "dict"},
-        },
-        "required": ["mode"],
-    },
-}
-NOTHING = {"name": "g", "parameters": {"type": "dict", "properties": {}, "required": []}}
-FUNCTIONS = [FUNCTION, NOTHING]
-
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**6), 10**6)
-    | st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x.is_integer())
-    | texts
-    | st.sampled_from(["</tool_call>", "\n</tool_call>\n<tool_call>\n", '"}]']),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
-    max_leaves=5,
-)
-legal = st.fixed_dictionaries(
-    {"mode": st.sampled_from(["N/A", 'say "é"', 3])},
-    optional={
-        "año": st.integers(),
-        "points": st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers()),
-        "inner": st.fixed_dictionaries({"s": texts}, optional={"x": anything}),
-        "free": st.dictionaries(texts, anything, max_size=2),
-    },
-)
-spoilt = st.dictionaries(
-    st.sampled_from(["año", "mode", "points", "inner", "free", "new"]), anything, max_size=3
-)
-calls = st.fixed_dictionaries({"pkg.f": legal}) | st.just({"g": {}})
-maybe_calls = (
-    calls
-    | st.fixed_dictionaries({"pkg.f": spoilt})
-    | st.fixed_dictionaries({"g": spoilt})
-    | st.just({"h": {}})
-)
-
-
-@given(st.lists(calls, min_size=1, max_size=3))
-def test_legal_calls_are_accepted_by_both_forms(given_calls):
-    for form in ANSWER_FORMS:
-        text = render(given_calls, form, FUNCTIONS)
-        assert accepts(FUNCTIONS, text, form), text
-        assert parse(text, form) == given_calls
-
-
-@settings(max_examples=300)
-@given(st.lists(maybe_calls, min_size=1, max_size=3))
-def test_both_forms_hold_the_same_calls_and_these_are_the_schemas(given_calls):
-    """Whole floats are left out: JSON Schema takes 1.0 for an integer, the grammar does not."""
-    verdicts = [
-        accepts(FUNCTIONS, render(given_calls, form, FUNCTIONS), form) for form in ANSWER_FORMS
-    ]
-    items = [{"name": n, "arguments": a} for call in given_calls for n, a in call.items()]
-    valid = jsonschema.Draft202012Validator(calls_schema(FUNCTIONS)).is_valid(items)
-    assert verdicts == [valid, valid]
+TEXT = {"type": "dict", "properties": {"s": {"type": "string"}}, "required": []}
+FUNCTIONS = [{"name": "pkg.f", "parameters": TEXT}, {"name": "g", "parameters": TEXT}]
 
 
 def legal_bytes(matcher: xgr.GrammarMatcher) -> set[int]:
@@ -215,25 +144,12 @@ def legal_bytes(matcher: xgr.GrammarMatcher) -> set[int]:
     return set(np.flatnonzero(bits).tolist())
 
 
-def storable(text: str, form: str) -> bool:
-    """Whether the JSON holds neither an infinite number, a lone surrogate nor a key twice."""
-    for line in [text] if form == "json_list" else text.split("\n")[1::3]:
-        value = json.loads(line)
-        try:
-            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        except ValueError:
-            return False
-        if len(re.findall(r'"(?:[^"\\]|\\.)*": ', line)) != json.dumps(value).count('": '):
-            return False
-    return True
-
-
 @pytest.mark.parametrize("form", ANSWER_FORMS)
 def test_random_walks_end_in_parsable_valid_calls(sample, form):
     """Whatever a model chooses under the mask: if it stops, the answer parses and validates."""
     drawn = random.Random(3)
     compiler = GrammarCompiler(BYTES, form)
-    finished = 0
+    finished, refused = 0, []
     for row in sample[::4]:
         matcher = xgr.GrammarMatcher(compiler.compile(row.id, row.functions))
         written = bytearray()
@@ -249,14 +165,17 @@ def test_random_walks_end_in_parsable_valid_calls(sample, form):
             written.append(token)
         try:
             parsed = parse(written.decode(), form)
-        except MalformedAnswer:
-            if token == STOP:  # what the grammar cannot see
-                assert not storable(written.decode(), form)
+        except MalformedAnswer as error:
+            if token == STOP:
+                refused.append(str(error))
             continue
         finished += 1
         items = [{"name": n, "arguments": a} for call in parsed for n, a in call.items()]
         jsonschema.validate(items, calls_schema(row.functions))
     assert finished > 10
+    # What the grammar cannot see: 1e999, half a surrogate pair, a key twice in a free-form dict.
+    unseen = ("too large", "surrogates", "comes twice")
+    assert all(any(words in why for words in unseen) for why in refused), refused
 
 
 def test_after_a_call_only_another_call_or_the_end_is_legal():
@@ -274,7 +193,7 @@ def test_after_a_call_only_another_call_or_the_end_is_legal():
 
 
 @pytest.mark.parametrize("form", ANSWER_FORMS)
-def test_rows_that_cannot_be_compiled_are_named(form, monkeypatch):
+def test_rows_that_cannot_be_compiled_are_named(form):
     compiler = GrammarCompiler(BYTES, form)
     odd = {"name": "f", "parameters": {"properties": {"p": {"type": "HashMap"}}}}
     with pytest.raises(PaskError, match=r"row r_1, function 'f', parameter 'p'.*'HashMap'"):
@@ -314,9 +233,6 @@ def test_every_row_compiles_alone(rows, form):
 
 
 def test_control_tokens_are_never_text():
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "[PAD7]"]
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -339,10 +255,8 @@ def test_control_tokens_are_never_text():
 
     matcher = xgr.GrammarMatcher(compiled)
     assert allowed(matcher) == ({"<tool_call>"}, 2)  # the token, or "<" alone
-    begin = '<tool_call>\n{"name": "pkg.f", "arguments": {"mode": 3, "inner": {"s": "'
+    begin = '<tool_call>\n{"name": "pkg.f", "arguments": {"s": "'
     assert matcher.accept_string(begin)
-    inside, _ = allowed(matcher)
-    assert inside == {"<tool_call>"}
-    assert json.loads(begin[begin.index("{") :] + '"}}}')["name"] == "pkg.f"
-    assert matcher.accept_string('"}}}\n</tool_call>')
+    assert allowed(matcher)[0] == {"<tool_call>"}  # mere text, inside a string
+    assert matcher.accept_string('"}}\n</tool_call>')
     assert allowed(matcher)[0] == {"<|im_end|>"}

@@ -22,7 +22,8 @@ def keep(method: SnapKV, about: PromptInfo, mass: torch.Tensor) -> list[list[int
 
 
 @pytest.mark.parametrize(
-    ("prompt", "answer", "capacity"), [(600, 60, 158), (450, 60, 108), (300, 40, 72), (600, 120, 118)]
+    ("prompt", "answer", "capacity"),
+    [(600, 60, 158), (450, 60, 108), (300, 40, 72), (600, 120, 118)],
 )
 def test_capacity_of_the_worked_examples(prompt: int, answer: int, capacity: int) -> None:
     assert SnapKV(budget=0.33).capacity(info(prompt, expected=answer)) == capacity
@@ -83,7 +84,9 @@ def test_refused_parameters(fields: dict[str, float]) -> None:
         SnapKV(**fields)
 
 
-def literal(mass: torch.Tensor, groups: int, window: int, kernel: int, capacity: int) -> list[list[int]]:
+def literal(
+    mass: torch.Tensor, groups: int, window: int, kernel: int, capacity: int
+) -> list[list[int]]:
     """SnapKV once more with plain loops: mean over the group, max over the kernel, sort, cut."""
     heads, prompt = mass.shape
     kept = []

