@@ -42,5 +42,5 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
     q: [kv_heads, group, head_dim] fp32; k, v: [kv_heads, slots, head_dim], of the store's dtype,
     read as fp32; answers [kv_heads, group, head_dim] fp32.
     """
-    scores = (q * q.shape[-1] ** -0.5) @ k.float().transpose(1, 2)
-    return torch.softmax(scores, dim=-1) @ v.float()
+    scores = torch.bmm(q * q.shape[-1] ** -0.5, k.float().transpose(1, 2))
+    return torch.bmm(torch.softmax(scores, dim=-1), v.float())

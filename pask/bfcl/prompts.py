@@ -29,7 +29,9 @@ class Style:
     `native`: the functions go through the chat template's own tools parameter, else as JSON lines
     into the system message. `examples`: worked examples, by name. `as_turns`: the examples are
     earlier turns of the chat, each with its functions, and the row's functions stand in the last
-    turn. `one_call_each`: says that each thing asked takes exactly one call.
+    turn. `one_call_each`: says that each thing asked takes exactly one call. `format_calls`: the
+    functions are one JSON list, and after it the answer's format stands as so many calls with
+    placeholder names; 0 for the other layout, format first and then the functions as JSON lines.
     """
 
     summary: str
@@ -37,6 +39,7 @@ class Style:
     examples: tuple[str, ...] = ()
     as_turns: bool = False
     one_call_each: bool = False
+    format_calls: int = 0
 
 
 STYLES: dict[str, Style] = {
@@ -65,6 +68,14 @@ STYLES: dict[str, Style] = {
         examples=("one", "two"),
         as_turns=True,
         one_call_each=True,
+    ),
+    "format_last": Style(
+        "functions as a JSON list in the system message, then the format of one call",
+        format_calls=1,
+    ),
+    "format_last_two_calls": Style(
+        "functions as a JSON list in the system message, then the format of two calls",
+        format_calls=2,
     ),
 }
 
@@ -129,6 +140,14 @@ _FORMS = {
         '{"name": <function name>, "arguments": {<argument name>: <value>}}\n</tool_call>'
     ),
 }
+_COMPOSE = (
+    "You answer a request by composing function calls. Choose one or more of the functions below."
+)
+_FORMATS = {
+    "json_list": "Write nothing but a JSON list of calls, in this format, ",
+    "tool_call": "Write nothing but calls, each in a block of its own, in this format, ",
+}
+_TYPES = "with the parameter types of the function's description:\n"
 _ARGUMENTS = "Use the argument names and types of the function's description."
 _ONE_CALL_EACH = "Make exactly one call for each thing asked, no duplicates."
 
@@ -170,10 +189,12 @@ def build_prompt(
 def _messages(
     row: Row, functions: Sequence[Mapping[str, Any]], style: Style, answer_form: str
 ) -> list[Message]:
-    system = [Piece(_instruction(style, answer_form), "instruction")]
+    system = [] if style.format_calls else [Piece(_instruction(style, answer_form), "instruction")]
     messages: list[Message] = []
     request_head: list[Piece] = []
-    if style.as_turns:
+    if style.format_calls:
+        system = _format_last(functions, style.format_calls, answer_form)
+    elif style.as_turns:
         request_head = [*_function_lines(functions), Piece("\n\nRequest: ", "instruction")]
         for name in style.examples:
             messages += _example_turns(EXAMPLES[name], answer_form)
@@ -203,6 +224,24 @@ def _instruction(style: Style, answer_form: str) -> str:
     if style.one_call_each:
         lines.append(_ONE_CALL_EACH)
     return "\n".join(lines)
+
+
+def _format_last(
+    functions: Sequence[Mapping[str, Any]], format_calls: int, answer_form: str
+) -> list[Piece]:
+    """The layout that small models tuned on function calling know best: format at the end."""
+    pieces = [Piece(_COMPOSE, "instruction")]
+    for number, function in enumerate(functions):
+        before = ", " if number else "\n\nFunctions:\n["
+        pieces += [Piece(before, "tool_scaffold"), *document_pieces(function, "function")]
+    placeholders = [
+        {f"function_name{i}": {"argument_name1": "value1", "argument_name2": "value2"}}
+        for i in range(1, format_calls + 1)
+    ]
+    shown = render(placeholders, answer_form)
+    pieces.append(Piece("]", "tool_scaffold"))
+    pieces.append(Piece(f"\n\n{_FORMATS[answer_form]}{_TYPES}{shown}", "instruction"))
+    return pieces
 
 
 def _function_lines(functions: Sequence[Mapping[str, Any]]) -> list[Piece]:

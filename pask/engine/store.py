@@ -70,7 +70,7 @@ class RequestKV:
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attend with q [kv_heads, group, head_dim] over the resident slots; same shape."""
-        keys, values = self.resident(layer)
+        keys, values = self._pages[layer][:, :, : self._used[layer]].float()
         return decode_attention(q, keys, values)
 
     def resident(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

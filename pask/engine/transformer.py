@@ -73,11 +73,12 @@ class Transformer:
         for layer, weights in enumerate(self.weights.layers):
             q, k, v = self._project(weights, x, cos, sin)
             q = q.view(-1, layout.kv_heads, layout.group_size, layout.head_dim)
-            attended = torch.zeros_like(q)
+            attended = []
             for row, store in enumerate(stores):
                 store.append(layer, k[row], v[row])
-                attended[row] = store.attend(layer, q[row])
-            x = self._finish(weights, x, attended.flatten(1))
+                attended.append(store.attend(layer, q[row]))
+            attended += [torch.zeros_like(q[0])] * len(padding)
+            x = self._finish(weights, x, torch.stack(attended).flatten(1))
         needed = torch.tensor([row for row in range(rows) if need[row]], dtype=torch.int64)
         if not len(needed):
             return torch.empty(0, layout.vocab_size)
