@@ -13,12 +13,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 all: .venv/ready
 	$(BIN)/snakemake all --cores all --config run=$(RUN)
 
+# One torch thread a worker, and the tests of a file on one worker, which then share its models.
 test: .venv/ready-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # The tests that take minutes: every BFCL row, both real models, differential runs.
 slow: .venv/ready-dev
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 check: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import matplotlib as mpl
+import seaborn
 from matplotlib.figure import Figure
 
 from pask.files import whole_file
@@ -56,7 +57,7 @@ def house_style() -> Iterator[None]:
     """Draw and save inside this block: the project's rcParams, whatever a user's matplotlibrc."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(cast(Any, _RC))  # keys are typed as literals
+        seaborn.set_theme(style="ticks", rc=_RC)
         yield
 
 
