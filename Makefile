@@ -30,6 +30,7 @@ check: .venv/ready-dev
 
 .venv/ready: requirements.txt requirements-nodeps.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: run make PYTHON=python3.11")'
+	@echo "Setting up .venv: some minutes, and about 4 GB of disk"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) "$$(grep ^torch== requirements.txt)"
 	$(PIP) -r requirements.txt
