@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from pask.config import RunConfig
 
 DEFAULT_CONFIG = "configs/smollm2-135m-sample.yaml"
+
+
+def _count(text: str) -> int:
+    """A number of one or more, as an argument."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
@@ -87,13 +95,14 @@ def _model(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from pask.evaluation.run import evaluate
 
-    shard, _, shards = args.shard.partition("/")
-    if not (shard.isdigit() and shards.isdigit() and 1 <= int(shard) <= int(shards)):
+    numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", args.shard)
+    shard, shards = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= shard <= shards:
         raise PaskError(f"cannot read the shard {args.shard!r}", todo="write 1/2, 2/2, ...")
     for path in evaluate(
         _config(args),
-        shard=int(shard) - 1,
-        shards=int(shards),
+        shard=shard - 1,
+        shards=shards,
         methods=args.methods,
         threads=args.threads,
     ):
@@ -185,12 +194,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", _evaluate, "Generate the run's answers; resumes after a kill.")
     evaluate.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N shards")
     evaluate.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
-    evaluate.add_argument("--threads", type=int, default=1, help="torch threads")
+    evaluate.add_argument("--threads", type=_count, default=1, help="torch threads")
 
     score = command("score", _score, "Judge the answers by BFCL's checker: the long table.")
     score.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
 
-    score.add_argument("--shards", type=int, metavar="N", help="files an entry is in")
+    score.add_argument("--shards", type=_count, metavar="N", help="files an entry is in")
     score.add_argument("--out", type=Path, metavar="FILE", help="default: results/<run>/long.csv")
 
     command("tables", _tables, "Make the tables from the long table.")
@@ -201,7 +210,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     prompts.add_argument("--styles", nargs="+", metavar="STYLE", help="default: every style")
     prompts.add_argument("--answer-forms", nargs="+", metavar="FORM", help="default: both")
-    prompts.add_argument("--sample", type=int, metavar="N", help="rows per category; default: all")
+    prompts.add_argument(
+        "--sample", type=_count, metavar="N", help="rows per category; default: all"
+    )
     prompts.add_argument("--gather", action="store_true", help="only gather finished trials")
 
     ceiling = command("ceiling", _ceiling, "List the rows that no output can pass.", config=False)
@@ -211,18 +222,22 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
     bench.add_argument("name", metavar="NAME", help="evaluate")
-    bench.add_argument("--items", type=int, default=8, help="how many rows to measure on")
+    bench.add_argument("--items", type=_count, default=8, help="how many rows to measure on")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, or 2 for bad input and 3 for a fault of the harness."""
+    """Run one command; 0, or 2 for bad input and 3 for a fault of the harness or a method."""
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
     except PaskError as error:
         print(f"pask: error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        what = error.strerror or type(error).__name__
+        print(f"pask: error: {error.filename or 'a file'}: {what}", file=sys.stderr)
+        return PaskError.exit_code
     except KeyboardInterrupt:
         print("pask: interrupted; finished items are kept", file=sys.stderr)
         return 130

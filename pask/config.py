@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import yaml
 
+from pask.bfcl.prompts import style_named
 from pask.errors import PaskError
 from pask.paths import CONFIGS
 from pask.provenance import digest
@@ -108,6 +109,31 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML that refuses a key written twice, where the last one would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is written twice", node.start_mark
+                )
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _is_integer(checker: jsonschema.TypeChecker, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# JSON Schema takes 2.0 for an integer; Python's range() and slices do not.
+_VALIDATOR = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+)
+
+
 @cache
 def _schema() -> dict[str, Any]:
     schema: dict[str, Any] = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
@@ -151,7 +177,12 @@ def _override(raw: dict[str, Any], assignment: str) -> None:
         target = target.setdefault(section, {}) if isinstance(target, dict) else None
     if not isinstance(target, dict):
         raise PaskError(f"the override {assignment!r} does not lead to a key of the config")
-    target[last] = yaml.safe_load(text)
+    if not text.strip():
+        raise PaskError(f"the override {assignment!r} gives no value", todo=f"write {dotted}=null")
+    try:
+        target[last] = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise PaskError(f"cannot read the override {assignment!r}", why=str(error)) from error
 
 
 def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -162,24 +193,25 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
     """
     path = Path(path)
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except FileNotFoundError:
         there = ", ".join(sorted(str(p) for p in path.parent.glob("*.yaml"))) or "none there"
         raise PaskError(
             "no such config file", where=str(path), todo=f"there are: {there}"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise PaskError("cannot read the config", where=str(path), why=str(error)) from error
     if not isinstance(raw, dict):
         raise PaskError("the config is not a mapping", where=str(path))
     for assignment in overrides:
         _override(raw, assignment)
-    validator = jsonschema.Draft202012Validator(_schema())
+    validator = _VALIDATOR(_schema())
     invalid = jsonschema.exceptions.best_match(validator.iter_errors(raw))
     if invalid:
         raise _explain(invalid, str(path))
     _fill_defaults(raw, _schema())
     try:
+        style_named(raw["model"]["prompt"])
         config = RunConfig(
             run=raw["run"],
             model=ModelConfig(**raw["model"]),
@@ -194,6 +226,12 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
     return config
 
 
+def _two_decimals(budget: float) -> str:
+    """0.20 for 0.2, but 0.204 for 0.204: no two budgets share a name."""
+    short = f"{budget:.2f}"
+    return short if float(short) == budget else repr(budget)
+
+
 def _entries(listed: Iterable[Mapping[str, Any]]) -> Iterable[Entry]:
     from pask.methods.registry import make_method  # torch is slow to import: only once needed
 
@@ -202,7 +240,7 @@ def _entries(listed: Iterable[Mapping[str, Any]]) -> Iterable[Entry]:
         for wanted in item.get("budgets", [None]):
             method = make_method(item["name"], wanted, item["params"])
             low, high = method.budgets
-            budget = "" if low == high else f"@{method.budget:.2f}"
+            budget = "" if low == high else f"@{_two_decimals(method.budget)}"
             yield Entry(
                 f"{method.name}{variant}{budget}", method.name, method.budget, item["params"]
             )

@@ -65,4 +65,5 @@ class Progress:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._print()
+        if error is None:
+            self._print()

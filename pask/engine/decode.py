@@ -11,6 +11,7 @@ import torch
 import xgrammar as xgr
 
 from kernels import window_mass
+from pask.engine.ask import kept_tokens, opened
 from pask.engine.constraint import LegalTokens
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.store import RequestKV
@@ -227,7 +228,7 @@ def _begin(
         _Sequence(
             task=task,
             entry=entry,
-            state=method.open(info),
+            state=opened(method, info, f"{entry}, row {request.id}"),
             store=RequestKV(info, kv_dtype=kv_dtype, page_slots=page_slots),
             matcher=xgr.GrammarMatcher(request.grammar),
         )
@@ -238,9 +239,9 @@ def _begin(
     def fork(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         captures = {want: _capture(want, q, k) for want in set(wants)}
         for sequence, want in zip(sequences, wants, strict=True):
-            keep = sequence.state.keep(layer, captures[want])
-            keep.check(info, f"{sequence.entry}, {request.id}, layer {layer}")
-            sequence.store.add_prompt(layer, k, v, keep.tokens)
+            who = f"{sequence.entry}, row {request.id}"
+            kept = kept_tokens(sequence.state, layer, captures[want], info, who)
+            sequence.store.add_prompt(layer, k, v, kept)
 
     logits = model.transformer.prefill(request.prompt_ids, fork)
     legal = LegalTokens([sequences[0].matcher], layout.vocab_size)

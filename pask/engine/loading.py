@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from pask.bfcl.grammar import tokenizer_info as vocabulary_of
 from pask.engine.digests import folder_digest
 from pask.engine.embedded import EMBEDDED, embedded_model
+from pask.engine.embedded import SHA256 as EMBEDDED_SHA256
 from pask.engine.gguf import converted_folder
 from pask.engine.layout import ModelLayout, read_layout
 from pask.engine.transformer import Transformer
@@ -56,6 +57,8 @@ def load_model(
     """
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     path, name = _locate(source, revision, cache)
+    if source == EMBEDDED:
+        sha256 = EMBEDDED_SHA256
     if path.suffix == ".gguf" and path.is_file():
         folder, digest = converted_folder(path, cache, sha256)
     elif path.is_dir():
@@ -146,9 +149,12 @@ def _stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[i
         found.add(tokenizer.eos_token_id)
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        named = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        ends = named.get("eos_token_id")
-        found.update([ends] if isinstance(ends, int) else ends or [])
+        try:
+            named = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            ends = named.get("eos_token_id")
+            found.update(map(int, [ends] if isinstance(ends, int) else ends or []))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PaskError("cannot read eos_token_id", where=str(path), why=str(error)) from error
     if not found:
         raise PaskError(
             "no end-of-sequence token", where=str(folder), todo="set eos_token_id in config.json"

@@ -38,7 +38,7 @@ class RequestKV:
         """Take a layer's prompt KV, [kv_heads, prompt_tokens, head_dim] each; ascending layers.
 
         `tokens` [kv_heads, kept] int64 are the prompt tokens that stay, None for all. The rest is
-        not copied. PaskError where a value does not fit into the store's dtype.
+        not copied. PaskError where a value is not finite, or not in the store's dtype.
         """
         if layer != len(self._pages):
             raise ValueError(f"layer {layer} given, layer {len(self._pages)} is next")
@@ -49,6 +49,11 @@ class RequestKV:
                 full = full.gather(1, tokens[:, :, None].expand(-1, -1, full.shape[2]))
             half[:, :kept] = full
         if not bool(torch.isfinite(pages[:, :, :kept]).all()):
+            if not bool(torch.isfinite(keys).all() and torch.isfinite(values).all()):
+                raise PaskError(
+                    f"layer {layer}: the model gives keys or values that are not finite",
+                    todo="check its weights",
+                )
             raise PaskError(
                 f"layer {layer}: keys or values do not fit into {self.kv_dtype}",
                 todo="set kv_dtype to bfloat16 or float32",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pask.bfcl.data import data_digest
+from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
+from pask.errors import PaskError
+from pask.files import write_json
 from pask.methods.contract import Method
 from pask.methods.registry import make_method, method_class
 from pask.provenance import digest, source_digest, versions
@@ -61,6 +65,25 @@ def prediction_file(config: RunConfig, entry: Entry, shard: int, shards: int) ->
     return folder / f"{shard_name(shard, shards)}.jsonl"
 
 
+def note_made_for(config: RunConfig, path: Path) -> None:
+    """Write beside a result file which config it was made for."""
+    write_json(path.with_suffix(".manifest.json"), {"config": config.digest})
+
+
+def check_made_for(config: RunConfig, path: Path) -> None:
+    """Raise PaskError unless `path` was made for exactly this config."""
+    try:
+        made = json.loads(path.with_suffix(".manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made = {}
+    if made != {"config": config.digest}:
+        raise PaskError(
+            "it was made for another config",
+            where=str(path),
+            todo="run pask score (or snakemake) with the same config and overrides",
+        )
+
+
 def method_modules(config: RunConfig) -> list[str]:
     """The modules of the run's methods, for a source digest over what the run executes."""
     return sorted({method_class(entry.method).__module__ for entry in config.entries})
@@ -68,3 +91,18 @@ def method_modules(config: RunConfig) -> list[str]:
 
 def splits_file(config: RunConfig) -> Path:
     return RESULTS / config.run / "splits.json"
+
+
+def read_splits(config: RunConfig) -> Splits:
+    """The run's split file; PaskError where it is not the split that the config asks for."""
+    path = splits_file(config)
+    splits = Splits.read(path)
+    wanted = (config.data.split, config.data.seed)
+    if (splits.kind, splits.seed) != wanted:
+        raise PaskError(
+            f"it is the {splits.kind} split, seed {splits.seed}",
+            where=str(path),
+            why=f"the config asks for {wanted[0]}, seed {wanted[1]}",
+            todo="run pask splits again",
+        )
+    return splits

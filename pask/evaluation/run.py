@@ -16,7 +16,6 @@ import torch
 
 from pask.bfcl.data import Row, load_rows
 from pask.bfcl.request import RequestBuilder
-from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
 from pask.engine.decode import Generation, Limits, Task, generate
 from pask.engine.loading import LoadedModel, tokenizer_info
@@ -80,7 +79,7 @@ def evaluate(
     start = time.monotonic()
     torch.set_num_threads(threads)
     entries = config.select(methods)
-    splits = Splits.read(keys.splits_file(config))
+    splits = keys.read_splits(config)
     sample = splits.sample(config.data.part, config.data.sample)
     ids = [row_id for group in sample.values() for row_id in group][shard::shards]
     model = load(config)
@@ -89,9 +88,13 @@ def evaluate(
     done = {name: finished(folder) for name, folder in folders.items()}
     missing = {i: tuple(e for e in entries if i not in done[e.name]) for i in ids}
     name = keys.shard_name(shard, shards)
+    targets = {e.name: keys.prediction_file(config, e, shard, shards) for e in entries}
+    for path in targets.values():  # a folder that cannot be made is told before the work
+        path.parent.mkdir(parents=True, exist_ok=True)
     _generate_missing(config, model, missing, done, folders, name)
     about = {
         "run": config.run,
+        "model": config.model.name,
         "shard": name,
         "items": len(ids),
         "splits": splits.digest,
@@ -101,12 +104,11 @@ def evaluate(
         "wall_seconds": round(time.monotonic() - start, 1),
     }
     written = []
-    for entry in entries:
-        path = keys.prediction_file(config, entry, shard, shards)
-        write_text(path, "".join(line_of(done[entry.name][i]) for i in ids))
-        fresh = sum(entry in open_entries for open_entries in missing.values())
-        parts = decided_by[entry.name]
-        own = {"entry": entry.name, "items_computed_now": fresh, "key": digest(parts)}
+    for entry, path in targets.items():
+        write_text(path, "".join(line_of(done[entry][i]) for i in ids))
+        fresh = sum(entry in (e.name for e in still) for still in missing.values())
+        parts = decided_by[entry]
+        own = {"entry": entry, "items_computed_now": fresh, "key": digest(parts)}
         write_json(path.with_suffix(".manifest.json"), about | own | {"decided_by": parts})
         written.append(path)
     return written

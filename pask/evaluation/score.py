@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import pandas as pd
 
 from pask.bfcl.data import Row, load_rows
-from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
-from pask.errors import HarnessFault
+from pask.errors import HarnessFault, PaskError
 from pask.evaluation import keys
 from pask.evaluation.judge import judge
 from pask.evaluation.parts import read_part
@@ -76,6 +76,25 @@ def _line(config: RunConfig, entry: Entry, row: Row, record: dict[str, Any]) -> 
     }
 
 
+def _check_manifest(config: RunConfig, entry: Entry, path: Path) -> None:
+    """Raise PaskError unless the predictions are there and were made under this config."""
+    todo = "run pask evaluate (or snakemake): it computes what is missing"
+    try:
+        manifest = json.loads(path.with_suffix(".manifest.json").read_text(encoding="utf-8"))
+        made = manifest["decided_by"] | {"name": manifest["model"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PaskError("no predictions of this shard", where=str(path), todo=todo) from error
+    wanted = keys.key_parts(config, entry, made["model"]) | {"name": config.model.name}
+    wanted = json.loads(json.dumps(wanted))
+    other = sorted(key for key in wanted if made.get(key) != wanted[key])
+    if other:
+        raise PaskError(
+            f"the predictions were made under another {', '.join(other)}",
+            where=str(path),
+            todo=todo,
+        )
+
+
 def score(
     config: RunConfig,
     *,
@@ -88,14 +107,17 @@ def score(
     `methods` limits it to some of the run's methods; `shards` is how many files an entry's
     answers are in (default: as many as the config's evaluation makes).
     """
-    ids = Splits.read(keys.splits_file(config)).sample(config.data.part, config.data.sample)
+    ids = keys.read_splits(config).sample(config.data.part, config.data.sample)
     shards = shards or config.engine.shards
-    predictions = {
-        entry.name: [keys.prediction_file(config, entry, i, shards) for i in range(shards)]
-        for entry in config.select(methods)
-    }
+    predictions: dict[str, list[Path]] = {}
+    for entry in config.select(methods):
+        files = [keys.prediction_file(config, entry, i, shards) for i in range(shards)]
+        for path in files:
+            _check_manifest(config, entry, path)
+        predictions[entry.name] = files
     table = long_table(config, ids, predictions)
     path = out or keys.RESULTS / config.run / "long.csv"
     with whole_file(path) as file:
         table.to_csv(file, index=False, lineterminator="\n")
+    keys.note_made_for(config, path)
     return path

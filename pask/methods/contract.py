@@ -65,19 +65,23 @@ class Keep:
 
     tokens: torch.Tensor | None = None
 
-    def check(self, info: PromptInfo, who: str) -> None:
+    def check(self, info: PromptInfo) -> None:
         """Raise ValueError where the answer breaks the contract (a fault of the method)."""
         if self.tokens is None:
             return
         kept = self.tokens
-        if str(kept.dtype) != "torch.int64" or kept.ndim != 2 or kept.shape[0] != info.kv_heads:
-            raise ValueError(f"{who}: Keep.tokens must be int64 [kv_heads={info.kv_heads}, kept]")
+        if (
+            str(getattr(kept, "dtype", "")) != "torch.int64"
+            or kept.ndim != 2
+            or kept.shape[0] != info.kv_heads
+        ):
+            raise ValueError(f"Keep.tokens must be int64 [kv_heads={info.kv_heads}, kept]")
         if kept.shape[1] == 0:
-            raise ValueError(f"{who}: a layer must keep at least one token")
+            raise ValueError("a layer must keep at least one token")
         if int(kept.min()) < 0 or int(kept.max()) >= info.prompt_tokens:
-            raise ValueError(f"{who}: kept index outside 0..{info.prompt_tokens - 1}")
+            raise ValueError(f"kept index outside 0..{info.prompt_tokens - 1}")
         if kept.shape[1] > 1 and not bool((kept[:, 1:] > kept[:, :-1]).all()):
-            raise ValueError(f"{who}: kept indices must ascend without repeats")
+            raise ValueError("kept indices must ascend without repeats")
 
 
 class RequestState(ABC):

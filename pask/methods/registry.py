@@ -7,10 +7,11 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import baselines
 import pask.methods
@@ -30,7 +31,7 @@ def _modules(packages: Iterable[ModuleType]) -> Iterable[ModuleType]:
                 yield importlib.import_module(full_name)
             except PaskError:
                 raise
-            except Exception as error:  # a newcomer's module: any error of theirs, in one line
+            except (Exception, SystemExit) as error:  # whatever a newcomer's file raises
                 raise PaskError(
                     "this method module does not import",
                     where=full_name,
@@ -49,16 +50,12 @@ def discover(packages: Iterable[ModuleType] = (pask.methods, baselines)) -> dict
         for cls in vars(module).values():
             if not (inspect.isclass(cls) and issubclass(cls, Method)):
                 continue
-            if cls.__module__ != module.__name__ or inspect.isabstract(cls):
+            if cls.__module__ != module.__name__:
                 continue
+            if inspect.isabstract(cls) and "name" not in vars(cls):
+                continue  # a base that several methods share
             where = f"{module.__name__}.{cls.__name__}"
-            missing = [field for field in _REQUIRED if not hasattr(cls, field)]
-            if missing:
-                raise PaskError(
-                    f"the method declares no {', '.join(missing)}",
-                    where=where,
-                    todo="see baselines/README.md",
-                )
+            _check_declarations(cls, where)
             if cls.name in found:
                 other = found[cls.name]
                 raise PaskError(
@@ -69,6 +66,37 @@ def discover(packages: Iterable[ModuleType] = (pask.methods, baselines)) -> dict
                 )
             found[cls.name] = cls
     return dict(sorted(found.items()))
+
+
+def _check_declarations(cls: type[Method], where: str) -> None:
+    """Raise PaskError for a method class that lacks or garbles one of its declarations."""
+    todo = "see baselines/README.md"
+    missing = [field for field in _REQUIRED if not hasattr(cls, field)]
+    missing += sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        raise PaskError(f"the method declares no {', '.join(missing)}", where=where, todo=todo)
+    if not isinstance(cls.name, str) or not re.fullmatch(r"[a-z0-9_]+", cls.name):
+        raise PaskError(f"name {cls.name!r} is not of a-z, 0-9 and _", where=where, todo=todo)
+    if not isinstance(cls.color, str) or not re.fullmatch(r"#[0-9a-fA-F]{6}", cls.color):
+        raise PaskError(f"color {cls.color!r} is not like #0072b2", where=where, todo=todo)
+    try:
+        low, high = cls.budgets
+        sound = 0 < low <= high <= 1
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        what = f"budgets {cls.budgets!r} is not (low, high) within 0..1"
+        raise PaskError(what, where=where, todo=todo)
+
+
+def _check_types(cls: type[Method], params: Mapping[str, Any]) -> None:
+    """Raise TypeError for a parameter whose value is not of the field's declared type."""
+    hints = get_type_hints(cls)
+    for key, value in params.items():
+        wanted = {float: (float, int)}.get(hints[key], hints[key])
+        plain = isinstance(wanted, tuple) or wanted in (int, str, bool)
+        if plain and (not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool)):
+            raise TypeError(f"{key} must be {hints[key].__name__}, not {value!r}")
 
 
 @cache
@@ -98,7 +126,7 @@ def make_method(name: str, budget: float | None, params: Mapping[str, Any] | Non
     params = dict(params or {})
     for key in params:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             names = ", ".join(sorted(fields)) or "none"
             raise PaskError(
@@ -107,6 +135,7 @@ def make_method(name: str, budget: float | None, params: Mapping[str, Any] | Non
     if budget is not None:
         params["budget"] = budget
     try:
+        _check_types(cls, params)
         return cls(**params)
     except (TypeError, ValueError) as error:
         raise PaskError(str(error), where=f"method {name}", todo="mend the config") from error

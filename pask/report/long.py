@@ -25,11 +25,11 @@ def read_long(path: Path) -> pd.DataFrame:
     """Read `long.csv`; empty text stays empty text. Raises PaskError where it is not one."""
     if not path.is_file():
         raise PaskError("there is no long table", where=str(path), todo="run the evaluation first")
-    columns = pd.read_csv(path, nrows=0).columns
-    missing = [name for name in TEXT + NUMBERS if name not in columns]
-    if missing:
-        raise PaskError(f"the long table lacks {', '.join(missing)}", where=str(path))
     try:
+        columns = pd.read_csv(path, nrows=0).columns
+        missing = [name for name in TEXT + NUMBERS if name not in columns]
+        if missing:
+            raise PaskError(f"the long table lacks {', '.join(missing)}", where=str(path))
         return pd.read_csv(
             path,
             dtype=dict.fromkeys(TEXT, str),

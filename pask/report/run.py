@@ -26,8 +26,10 @@ def _labels() -> dict[str, str]:
 
 def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
     """The run's long table, its accuracy table and its splits."""
-    long = read_long(keys.RESULTS / config.run / "long.csv")
-    splits = Splits.read(keys.splits_file(config))
+    path = keys.RESULTS / config.run / "long.csv"
+    long = read_long(path)
+    keys.check_made_for(config, path)
+    splits = keys.read_splits(config)
     sample = splits.sample(config.data.part, config.data.sample)
     frame = accuracy_table(
         long,

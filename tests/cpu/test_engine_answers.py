@@ -173,21 +173,6 @@ def unreachable() -> xgr.CompiledGrammar:
     return xgr.GrammarCompiler(info).compile_grammar('root ::= "ab"')
 
 
-def test_a_method_that_breaks_the_contract_is_named(
-    model: LoadedModel, requests: list[SomeRequest]
-) -> None:
-    class Broken(EveryThird):
-        def open(self, info: PromptInfo) -> RequestState:
-            return BrokenState()
-
-    class BrokenState(RequestState):
-        def keep(self, layer: int, captures: Captures) -> Keep:
-            return Keep(torch.tensor([[3, 1], [1, 2]]))
-
-    with pytest.raises(ValueError, match="mine, r0, layer 0: kept indices must ascend"):
-        list(generate(model, [Task(requests[0], (("mine", Broken()),))], Limits(5)))
-
-
 def test_entries_of_a_task_must_differ(requests: list[SomeRequest]) -> None:
     with pytest.raises(ValueError, match="entry names"):
         Task(requests[0], (("a", FullKV()), ("a", FullKV())))
@@ -213,3 +198,31 @@ def test_finished_sequences_leave_nothing_behind(
         most = max(most, len(alive))
     assert 3 <= most <= 6
     assert not alive
+
+
+class _Faulty(EveryThirdState):
+    def keep(self, layer: int, captures: Captures) -> Keep:
+        return self.answer  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, "keep must answer Keep, not NoneType"),
+        (Keep([[0]]), r"Keep.tokens must be int64 \[kv_heads=2, kept\]"),
+        (Keep(torch.zeros(2, 0, dtype=torch.int64)), "a layer must keep at least one token"),
+        (Keep(torch.tensor([[1, 0], [0, 1]])), "kept indices must ascend"),
+        (Keep(torch.tensor([[0, 99], [0, 1]])), "kept index outside 0"),
+    ],
+)
+def test_a_method_that_breaks_the_contract_is_one_line(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Any,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(_Faulty, "answer", answer, raising=False)
+    monkeypatch.setattr(EveryThird, "open", lambda self, info: _Faulty(info, 0))
+    with pytest.raises(HarnessFault, match=rf"bad, row .*, layer 0: the method failed.*{expected}"):
+        list(generate(model, [Task(requests[6], (("bad", EveryThird()),))], Limits(2)))

@@ -214,6 +214,7 @@ BAD_INPUT = {
     "an unknown key": (["--set", "modle.name=x"], "unknown key 'modle'"),
     "an unknown method": (["--set", "methods=[{name: snapkw}]"], "did you mean 'snapkv'?"),
     "an unknown prompt": (["--set", "model.prompt=one_exampel"], "did you mean 'one_example'?"),
+    "another split": (["--set", "data.seed=5"], "it is the paper split, seed 0; the config asks"),
     "a method not in the run": (["--methods", "h2o"], "'h2o' is not in this run"),
     "a missing model": (["--set", "model.source=/nowhere/model"], "/nowhere/model: no such model"),
     "a shard": (["--shard", "3/2"], "cannot read the shard '3/2'"),
@@ -229,6 +230,49 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     ok("splits", "--config", str(config), cwd=tmp_path)
     assert expected in refused("evaluate", "--config", str(config), *arguments, cwd=tmp_path)
     assert not list(tmp_path.rglob("predictions"))
+
+
+WRONG_ORDER = {
+    "evaluate before splits": ("evaluate", [], "cannot read the split file"),
+    "score before evaluate": ("score", [], "full/1-of-2.jsonl: no predictions of this shard"),
+    "tables before score": ("tables", [], "long.csv: there is no long table"),
+}
+
+
+@pytest.mark.parametrize(("command", "more", "expected"), WRONG_ORDER.values(), ids=WRONG_ORDER)
+def test_steps_in_the_wrong_order(
+    config: Path, tmp_path: Path, command: str, more: list[str], expected: str
+) -> None:
+    if command != "evaluate":
+        ok("splits", "--config", str(config), cwd=tmp_path)
+    assert expected in refused(command, "--config", str(config), *more, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("decode.max_new_tokens=999", "another max_new_tokens"),
+        ("model.answer_form=tool_call", "another answer_form"),
+        ("model.name=other", "another name"),
+        (
+            "methods=[{name: full}, {name: snapkv, budgets: [0.2], params: {window: 4}}]",
+            "snapkv@0.20/1-of-2.jsonl: the predictions were made under another parameters",
+        ),
+    ],
+)
+def test_results_are_never_relabelled(
+    finished: Path, config: Path, override: str, expected: str
+) -> None:
+    arguments = ["--config", str(config), "--set", override]
+    assert expected in refused("score", *arguments, cwd=finished)
+    assert "made for another config" in refused("tables", *arguments, cwd=finished)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    line = refused("splits", "--config", str(config), cwd=tmp_path)
+    assert "results" in line
+    assert "pask: error: " in line
 
 
 def test_an_edited_split_file_is_refused(config: Path, tmp_path: Path) -> None:

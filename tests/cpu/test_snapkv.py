@@ -16,7 +16,7 @@ def info(prompt: int, *, kv_heads: int = 1, group_size: int = 1, expected: int =
 def keep(method: SnapKV, about: PromptInfo, mass: torch.Tensor) -> list[list[int]]:
     state = method.open(about)
     kept = state.keep(0, Captures(window_mass=mass))
-    kept.check(about, "test")
+    kept.check(about)
     assert kept.tokens is not None
     return kept.tokens.tolist()
 

@@ -53,6 +53,12 @@ def test_entries_are_named_by_method_variant_and_budget() -> None:
     assert [entry.name for entry in config.select(["snapkv-w8@0.50"])] == names[3:]
 
 
+def test_no_two_budgets_share_a_name() -> None:
+    config = load(DEFAULT, ["methods=[{name: snapkv, budgets: [0.2, 0.204, 0.205]}]"])
+    names = [entry.name for entry in config.entries]
+    assert names == ["snapkv@0.20", "snapkv@0.204", "snapkv@0.205"]
+
+
 def test_override_reaches_a_nested_key_and_changes_the_digest() -> None:
     plain, other = load(DEFAULT), load(DEFAULT, ["model.path=/models/x", "data.seed=3"])
     assert other.model.path == "/models/x"
@@ -77,6 +83,12 @@ def test_override_reaches_a_nested_key_and_changes_the_digest() -> None:
         ("methods=[{name: snapkv, params: {windw: 8}}]", "did you mean 'window'?"),
         ("methods=[{name: snapkv, params: {kernel: 4}}]", "kernel must be odd"),
         ("max_new_tokens", "cannot read the override"),
+        ("model.path=", "gives no value; write model.path=null"),
+        ("model.path=[1", "cannot read the override 'model.path=[1'"),
+        ("engine={shards: 1, shards: 2}", "the key 'shards' is written twice"),
+        ("engine.shards=2.0", "engine.shards: 2.0 is not of type 'integer'"),
+        ("model.prompt=format_lst", "unknown prompt style 'format_lst'; did you mean"),
+        ("methods=[{name: snapkv, params: {window: 3.5}}]", "window must be int, not 3.5"),
     ],
 )
 def test_each_mistake_is_one_clear_line(override: str, expected: str) -> None:
@@ -86,7 +98,7 @@ def test_each_mistake_is_one_clear_line(override: str, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "run: [\n", "\xff"])
+@pytest.mark.parametrize("text", ["- a\n- b\n", "run: [\n", "\xff", "[" * 3000, "run: a\nrun: b\n"])
 def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(text.encode("latin-1"))

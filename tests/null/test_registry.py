@@ -108,3 +108,36 @@ def test_every_method_is_described_for_tables_and_figures() -> None:
         assert method["paper"]
         low, high = method["budgets"]
         assert 0 < low <= high <= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"mine"', '"../mine"', r"name '\.\./mine' is not of a-z, 0-9 and _"),
+        ('"mine"', "5", r"name 5 is not of a-z"),
+        ('"#000000"', '"nocolor"', r"color 'nocolor' is not like #0072b2"),
+        ("= (0.1, 1.0)", "= 0.5", r"budgets 0\.5 is not \(low, high\)"),
+        ("def open(", "def opne(", r"declares no open"),
+        ("strength: float", "import sys; sys.exit(0); strength: float", r"does not import"),
+    ],
+)
+def test_garbled_declarations_are_one_line(folder: Path, old: str, new: str, expected: str) -> None:
+    text = NEW_METHOD.format(name="mine")
+    assert old in text
+    (folder / "mine.py").write_text(text.replace(old, new, 1))
+    with pytest.raises(PaskError, match=rf"baselines\.mine.*{expected}"):
+        discover((pask.methods, baselines))
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"window": 3.5}, "window must be int, not 3.5"),
+        ({"window": "32"}, "window must be int, not '32'"),
+        ({"window": True}, "window must be int, not True"),
+        ({3: 3}, "unknown parameter 3"),
+    ],
+)
+def test_parameters_of_another_type(params: dict[str, object], expected: str) -> None:
+    with pytest.raises(PaskError, match=expected):
+        make_method("snapkv", 0.33, params)
