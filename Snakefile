@@ -174,6 +174,7 @@ rule score:
         splits=f"{OUT}/splits.json",
     output:
         f"{OUT}/long.csv",
+        f"{OUT}/long.manifest.json",
     log:
         f"{OUT}/logs/score.log",
     params:
@@ -186,7 +187,10 @@ rule score:
 rule tables:
     input:
         long=f"{OUT}/long.csv",
+        made_for=f"{OUT}/long.manifest.json",
         splits=f"{OUT}/splits.json",
+        ceiling="configs/bfcl-ceiling.json",
+        paper="configs/paper/table1.csv",
     output:
         multiext(f"{OUT}/tables/accuracy", ".csv", ".tex"),
         multiext(f"{OUT}/tables/errors", ".csv", ".md"),
@@ -206,7 +210,10 @@ rule tables:
 rule figures:
     input:
         long=f"{OUT}/long.csv",
+        made_for=f"{OUT}/long.manifest.json",
         splits=f"{OUT}/splits.json",
+        ceiling="configs/bfcl-ceiling.json",
+        paper="configs/paper/table1.csv",
     output:
         multiext(f"{OUT}/figures/accuracy", ".svg", ".pdf"),
         report(f"{OUT}/figures/accuracy.png", category="Figures"),

@@ -10,8 +10,9 @@ Deviations and open choices:
 - one kept set per kv head, shared by its query group (the reference keeps one per query head and
   so stores `group_size` times the bytes); aggregate first, then pool; probabilities in fp32;
 - kept indices are sorted; positions stay the original ones (keys are stored after RoPE);
-- C follows from a byte budget instead of being fixed: with P prompt tokens and T expected answer
-  tokens, all kept, C + T = B (P + T), hence C = round(B P - (1 - B) T);
+- C follows from a byte budget instead of being fixed: with P prompt tokens, T expected answer
+  tokens, all kept, and s free slots in the last page on average (half of it less one),
+  C + T + s = B (P + T + s), hence C = round(B P - (1 - B) (T + s));
 - a prompt too short for the window shrinks it to max(1, C // 4) (note "window"); C below
   `min_tokens` is raised to it, which exceeds the budget (note "clamped"). Both are counted;
 - equal scores: the more recent token wins.
@@ -55,8 +56,9 @@ class SnapKV(Method):
 
     def capacity(self, info: PromptInfo) -> int:
         """Prompt tokens to keep so that B_persist meets the budget at the expected length."""
-        share, length = self.budget, info.expected_new_tokens
-        return round(share * info.prompt_tokens - (1 - share) * length)
+        free_slots = (info.page_slots - 1) / 2
+        kept_anyway = info.expected_new_tokens + free_slots
+        return round(self.budget * info.prompt_tokens - (1 - self.budget) * kept_anyway)
 
     def open(self, info: PromptInfo) -> RequestState:
         return _SnapKVRequest(self, info)

@@ -139,7 +139,8 @@ def _prompts(args: argparse.Namespace) -> None:
         for style in args.styles or STYLES:
             for answer_form in args.answer_forms or ANSWER_FORMS:
                 print(run_trial(config, style, answer_form, args.sample))
-    print(write_comparison(config).read_text(encoding="utf-8"))
+    if args.gather or not (args.styles or args.answer_forms):
+        print(write_comparison(config).read_text(encoding="utf-8"))
 
 
 def _ceiling(args: argparse.Namespace) -> None:

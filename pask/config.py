@@ -28,7 +28,7 @@ class ModelConfig:
     sha256: str | None
     prompt: str
     answer_form: str
-    expected_new_tokens: int
+    expected_new_tokens: Mapping[str, int]  # by subset
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import xgrammar as xgr
 
+from pask.errors import PaskError
+
 
 class LegalTokens:
     """The legal next tokens of several grammar matchers, one row each."""
@@ -30,6 +32,13 @@ class LegalTokens:
         """The legal token of the highest logit for each of `rows`, the lowest id among equals.
 
         `logits`: [len(rows), vocab] fp32; overwritten with -inf where a token is not legal.
+        PaskError where the best of a row is not finite.
         """
         xgr.apply_token_bitmask_inplace(logits, self._masks[list(rows)])
-        return logits.argmax(dim=-1).tolist()
+        best = logits.max(dim=-1)
+        if not bool(torch.isfinite(best.values).all()):  # argmax would take the first NaN
+            raise PaskError(
+                "the model's logits are not finite",
+                todo="check its weights, or set kv_dtype to bfloat16 or float32",
+            )
+        return best.indices.tolist()

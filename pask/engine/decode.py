@@ -34,10 +34,14 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """A request and the methods that answer it, each under an entry name of its own."""
+    """A request and the methods that answer it, each under an entry name of its own.
+
+    `expected_new_tokens` is the mean answer length of such requests, which methods plan with.
+    """
 
     request: Request
     methods: tuple[tuple[str, Method], ...]
+    expected_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.methods]
@@ -50,11 +54,9 @@ class Limits:
     """A generation ends with the grammar's stop token, or after `max_new_tokens` choices.
 
     The stop token, legal only where the grammar is complete, counts as a choice.
-    `expected_new_tokens` is the workload's mean answer length, which methods plan with.
     """
 
     max_new_tokens: int = 256
-    expected_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -222,7 +224,8 @@ def _begin(
         kv_heads=layout.kv_heads,
         group_size=layout.group_size,
         head_dim=layout.head_dim,
-        expected_new_tokens=limits.expected_new_tokens,
+        expected_new_tokens=task.expected_new_tokens,
+        page_slots=page_slots,
     )
     sequences = [
         _Sequence(

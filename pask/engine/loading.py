@@ -43,17 +43,16 @@ def load_model(
     source: str,
     *,
     revision: str | None = None,
-    tokenizer: str | None = None,
     cache_dir: Path | None = None,
     sha256: str | None = None,
 ) -> LoadedModel:
     """Load the model that `source` names.
 
     `source`: a folder as transformers saves it (safetensors), a `.gguf` file, a hub id
-    (`owner/name`, at `revision`), or `embedded:smollm2-135m`. `tokenizer`: a folder to take the
-    tokenizer from instead. `cache_dir`: where downloads and converted models are kept. `sha256`:
-    expected of the GGUF file, or of a folder's `digest`. PaskError, in one line, for all that can
-    be wrong with these.
+    (`owner/name`, at `revision`), or `embedded:smollm2-135m`. `cache_dir`: where the embedded and
+    converted models are kept (hub models are kept in the hub's own cache). `sha256`: expected of
+    the GGUF file, or of a folder's `digest`. PaskError, in one line, for all that can be wrong with
+    these.
     """
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     path, name = _locate(source, revision, cache)
@@ -68,7 +67,7 @@ def load_model(
     else:
         raise PaskError("neither a model folder nor a .gguf file", where=source)
     layout = read_layout(folder)
-    spoken = load_tokenizer(folder if tokenizer is None else Path(tokenizer).expanduser())
+    spoken = load_tokenizer(folder)
     if len(spoken) > layout.vocab_size:
         raise PaskError(
             f"the tokenizer has {len(spoken)} tokens, the model {layout.vocab_size}",

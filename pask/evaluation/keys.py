@@ -20,7 +20,12 @@ from pask.provenance import digest, source_digest, versions
 RESULTS = Path("results")
 
 # The modules whose code an item's result goes through, besides the method's own.
-_COMPUTE = ("pask.engine.decode", "pask.engine.loading", "pask.bfcl.request")
+_COMPUTE = (
+    "pask.engine.decode",
+    "pask.engine.loading",
+    "pask.bfcl.request",
+    "pask.evaluation.record",
+)
 
 
 def method_of(entry: Entry) -> Method:

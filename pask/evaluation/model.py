@@ -19,7 +19,7 @@ def load(config: RunConfig) -> LoadedModel:
         model.path or model.source,
         revision=model.revision,
         sha256=model.sha256,
-        cache_dir=cache_dir() / "models",
+        cache_dir=cache_dir(),
     )
 
 

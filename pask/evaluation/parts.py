@@ -8,39 +8,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pask.errors import PaskError
-
-Record = dict[str, Any]
-
-# What every record holds, with its JSON type.
-FIELDS: dict[str, type] = {
-    "id": str,
-    "text": str,
-    "token_ids": list,
-    "finish": str,
-    "prompt_tokens": int,
-    "new_tokens": int,
-    "resident_prompt_bytes": int,
-    "resident_decode_bytes": int,
-    "full_prompt_bytes": int,
-    "full_bytes": int,
-    "resident_byte_steps": int,
-    "full_byte_steps": int,
-    "notes": list,
-}
+from pask.evaluation.record import Record, check_record
 
 
 def line_of(record: Record) -> str:
     """A record as its line: keys sorted, so that equal records are equal bytes."""
     return json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _check(record: Record) -> None:
-    for name, kind in FIELDS.items():
-        if not isinstance(record[name], kind):
-            raise TypeError(f"{name} is {record[name]!r}")
 
 
 def read_part(path: Path) -> list[Record]:
@@ -54,7 +30,7 @@ def read_part(path: Path) -> list[Record]:
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             record = json.loads(line)
-            _check(record)
+            check_record(record)
         except (ValueError, TypeError, KeyError) as error:
             raise PaskError(
                 f"line {number} is damaged",

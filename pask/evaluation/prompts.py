@@ -7,20 +7,23 @@ compared, on rows that no comparison uses, and every trial's counts are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from pask.bfcl.answers import ANSWER_FORMS
 from pask.bfcl.chat import NoToolTemplate
-from pask.bfcl.data import CATEGORIES, load_rows
+from pask.bfcl.data import CATEGORIES, SUBSETS, load_rows
 from pask.bfcl.prompts import STYLES
 from pask.bfcl.splits import Splits, build_splits
 from pask.config import Entry, RunConfig
 from pask.errors import PaskError
 from pask.evaluation import keys
 from pask.evaluation.judge import calls_of
+from pask.evaluation.parts import read_part
 from pask.evaluation.run import evaluate
 from pask.evaluation.score import long_table
 from pask.files import write_json, write_text
@@ -75,8 +78,7 @@ def _counts(trial: RunConfig, splits: Splits) -> Trial:
     ids = splits.sample("cal", trial.data.sample)
     long = long_table(trial, ids, {trial.entries[0].name: [predictions]})
     calls = {"right": 0, "too_many": 0, "too_few": 0, "malformed": 0}
-    for line in predictions.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in read_part(predictions):
         answer = calls_of(record, trial.model.answer_form)
         excess = None if answer is None else len(answer) - len(rows[record["id"]].gold)
         calls[_call_count(excess)] += 1
@@ -98,8 +100,18 @@ def _counts(trial: RunConfig, splits: Splits) -> Trial:
         "number_of_calls": calls,
         "cut_off": int((long["finish"] == "length").sum()),
         "mean_prompt_tokens": round(float(long["prompt_tokens"].mean()), 1),
-        "mean_new_tokens": round(float(long["new_tokens"].mean()), 1),
+        "mean_new_tokens": {
+            subset: round(_weighted_mean(long, splits.sizes("cal"), names), 1)
+            for subset, names in SUBSETS.items()
+        },
     }
+
+
+def _weighted_mean(long: pd.DataFrame, sizes: Mapping[str, int], names: Sequence[str]) -> float:
+    """Mean answer length of a subset, its categories weighted as in the whole split."""
+    means = long.groupby("category")["new_tokens"].mean()
+    there = [name for name in names if name in means.index]
+    return sum(sizes[n] * float(means[n]) for n in there) / sum(sizes[n] for n in there)
 
 
 def _call_count(excess: int | None) -> str:
@@ -118,7 +130,7 @@ def trials_table(trials: Sequence[Trial]) -> str:
     ordered = sorted(trials, key=lambda t: (-t["k"] / t["n"], t["mean_prompt_tokens"]))
     categories = [c for c in CATEGORIES if any(c in t["categories"] for t in trials)]
     head = ["prompt", "answer form", "right", *categories, "calls right / more / fewer"]
-    head += ["cut off", "mean new tokens"]
+    head += ["cut off", "mean new tokens, non-live / live"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for t in ordered:
         cells = [t["style"], t["answer_form"], f"{t['k']}/{t['n']}"]
@@ -127,7 +139,8 @@ def trials_table(trials: Sequence[Trial]) -> str:
             cells.append(f"{count['k']}/{count['n']}" if count else "")
         calls = t["number_of_calls"]
         cells.append(f"{calls['right']} / {calls['too_many']} / {calls['too_few']}")
-        cells += [str(t["cut_off"]), f"{t['mean_new_tokens']:g}"]
+        mean = t["mean_new_tokens"]
+        cells += [str(t["cut_off"]), " / ".join(f"{mean[subset]:g}" for subset in SUBSETS)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -139,6 +152,13 @@ def write_comparison(config: RunConfig) -> Path:
     trials = [trial for trial in found if "not_available" not in trial]
     if not trials:
         raise PaskError("no prompt trial is finished", where=str(folder), todo="run pask prompts")
+    for key in ("n", "split_digest", "max_new_tokens", "model"):
+        if len({trial[key] for trial in trials}) > 1:
+            raise PaskError(
+                f"the trials differ in {key}",
+                where=str(folder),
+                todo="delete those that do not belong to the comparison",
+            )
     chosen = best(trials)
     text = f"{chosen['model']}, split {chosen['split']}, Full KV, at most "
     text += f"{chosen['max_new_tokens']} new tokens.\n\n{trials_table(trials)}"

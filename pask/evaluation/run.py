@@ -14,39 +14,20 @@ from pathlib import Path
 
 import torch
 
-from pask.bfcl.data import Row, load_rows
+from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.config import Entry, RunConfig
-from pask.engine.decode import Generation, Limits, Task, generate
+from pask.engine.decode import Limits, Task, generate
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.store import KV_DTYPES
 from pask.evaluation import keys
 from pask.evaluation.judge import judge
 from pask.evaluation.model import load
-from pask.evaluation.parts import Record, finished, line_of, open_part
+from pask.evaluation.parts import finished, line_of, open_part
+from pask.evaluation.record import Record, record_of
 from pask.files import write_json, write_text
 from pask.progress import Progress
 from pask.provenance import digest, machine, revision
-
-
-def record_of(generation: Generation) -> Record:
-    """A generation as a part file's line: everything but the entry, which the folder says."""
-    held = generation.bytes
-    return {
-        "id": generation.request_id,
-        "text": generation.text,
-        "token_ids": list(generation.token_ids),
-        "finish": generation.finish,
-        "prompt_tokens": generation.prompt_tokens,
-        "new_tokens": generation.new_tokens,
-        "resident_prompt_bytes": held.prompt,
-        "resident_decode_bytes": held.decode,
-        "full_prompt_bytes": held.full_prompt,
-        "full_bytes": held.full,
-        "resident_byte_steps": held.resident_sum,
-        "full_byte_steps": held.full_sum,
-        "notes": list(generation.notes),
-    }
 
 
 class _Tally:
@@ -137,7 +118,7 @@ def _generate_missing(
         for generation in generate(
             model,
             _tasks(config, model, rows, missing),
-            Limits(config.max_new_tokens, config.model.expected_new_tokens),
+            Limits(config.max_new_tokens),
             max_batch=config.engine.max_batch,
             kv_dtype=KV_DTYPES[config.engine.kv_dtype],
         ):
@@ -162,4 +143,5 @@ def _tasks(
     for row_id, entries in missing.items():
         if entries:
             methods = tuple((entry.name, keys.method_of(entry)) for entry in entries)
-            yield Task(builder.build(rows[row_id]), methods)
+            expected = config.model.expected_new_tokens[subset_of(rows[row_id].category)]
+            yield Task(builder.build(rows[row_id]), methods, expected)

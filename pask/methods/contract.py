@@ -33,6 +33,7 @@ class PromptInfo:
 
     `expected_new_tokens` is the workload's mean answer length (measured on the calibration split,
     given in the config): a method whose cache grows while decoding needs it to meet a budget.
+    `page_slots` is the engine's page: resident slots are rounded up to it, and count so.
     """
 
     prompt_tokens: int
@@ -41,6 +42,7 @@ class PromptInfo:
     group_size: int  # query heads per kv head
     head_dim: int
     expected_new_tokens: int = 0
+    page_slots: int = 1
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pask.errors import PaskError
-from pask.evaluation.parts import FIELDS, finished, open_part, read_part
+from pask.evaluation.parts import finished, open_part, read_part
+from pask.evaluation.record import FIELDS
 
 Record = dict[str, Any]
 
