@@ -14,9 +14,9 @@ import jsonschema
 import yaml
 
 from pask.bfcl.prompts import style_named
+from pask.digests import digest
 from pask.errors import PaskError
 from pask.paths import CONFIGS
-from pask.provenance import digest
 
 
 @dataclass(frozen=True)

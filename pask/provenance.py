@@ -6,31 +6,17 @@ import ast
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pask.paths import PROJECT
 
 _OWN = ("pask", "baselines", "kernels")
 _DECISIVE_PACKAGES = ("torch", "transformers", "tokenizers", "xgrammar", "bfcl-eval")
-
-
-def canonical(value: Any) -> str:
-    """JSON with one spelling for one value: sorted keys, no spaces, no NaN."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-
-
-def digest(value: Any) -> str:
-    """sha256 (hex) of a value's canonical JSON."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def _file_of(module: str) -> Path | None:

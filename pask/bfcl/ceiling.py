@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pask.bfcl.checker import Call, check
+from pask.bfcl.answers import Call
+from pask.bfcl.checker import check
 from pask.bfcl.data import Row, data_digest
 from pask.errors import HarnessFault, PaskError
+from pask.files import write_text
 
 Accepts = Callable[[Row, list[Call]], bool]  # can the row's constrained output be these calls?
 Spellings = Callable[[Any, Mapping[str, Any]], Iterator[Any]]
@@ -60,13 +61,8 @@ class Ceiling:
     def write(self, path: Path) -> None:
         """Write the ceiling file, one row a line, in one step."""
         rows = ",\n".join("  " + json.dumps(asdict(row), ensure_ascii=False) for row in self.rows)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(
-            f'{{\n "schema": "{SCHEMA}",\n "data_digest": "{self.data_digest}",\n'
-            f' "rows": [\n{rows}\n ]\n}}\n',
-            encoding="utf-8",
-        )
-        os.replace(unfinished, path)
+        head = f'{{\n "schema": "{SCHEMA}",\n "data_digest": "{self.data_digest}",\n'
+        write_text(path, f'{head} "rows": [\n{rows}\n ]\n}}\n')
 
     @classmethod
     def read(cls, path: Path) -> Ceiling:

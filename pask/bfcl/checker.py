@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pask.bfcl.answers import Call
 from pask.bfcl.data import Row, package_root, pinned, read_pinned
 from pask.errors import HarnessFault
-
-Call = dict[str, dict[str, Any]]  # {function_name: {argument: value}}
 
 _CHECKER = "eval_checker/ast_eval/ast_checker.py"
 _MODEL_CONFIG = "bfcl_eval.constants.model_config"

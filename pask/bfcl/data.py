@@ -6,7 +6,6 @@ own loader makes folders beside the package and opens files in the locale's enco
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from pask.digests import digest, sha256
 from pask.errors import PaskError
 
 SUBSETS: dict[str, tuple[str, ...]] = {
@@ -22,16 +22,6 @@ SUBSETS: dict[str, tuple[str, ...]] = {
     "live": ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 }
 CATEGORIES: tuple[str, ...] = SUBSETS["nonlive"] + SUBSETS["live"]
-
-
-def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, UTF-8 characters as they are."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-
-
-def sha256(data: str | bytes) -> str:
-    """Hex SHA-256 of bytes, or of a text's UTF-8."""
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Row:
     @cached_property
     def cluster(self) -> str:
         """16 hex digits naming the tool set: rows with identical function docs share it."""
-        return sha256(canonical_json(self.functions))[:16]
+        return digest(self.functions)[:16]
 
 
 @cache
@@ -79,7 +69,7 @@ def pinned() -> dict[str, Any]:
 @cache
 def data_digest() -> str:
     """One digest that names all sixteen data files; split and ceiling files carry it."""
-    return sha256(canonical_json(pinned()["data"]))
+    return digest(pinned()["data"])
 
 
 def subset_of(category: str) -> str:

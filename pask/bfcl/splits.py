@@ -9,7 +9,6 @@ every question inside one part, and comes as near to those sizes as that allows.
 from __future__ import annotations
 
 import json
-import os
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +16,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pask.bfcl.data import CATEGORIES, SUBSETS, Row, canonical_json, data_digest, sha256
+from pask.bfcl.data import CATEGORIES, SUBSETS, Row, data_digest
+from pask.digests import canonical, digest, sha256
 from pask.errors import PaskError
+from pask.files import write_text
 
 PARTS = ("cal", "dev", "test")
 KINDS = ("paper", "group")
@@ -54,7 +55,7 @@ class Splits:
     @property
     def digest(self) -> str:
         """SHA-256 of the content: equal digests mean equal rows in equal order."""
-        return sha256(canonical_json(self._content()))
+        return digest(self._content())
 
     def ids(self, part: str, categories: Iterable[str] = CATEGORIES) -> tuple[str, ...]:
         """Row ids of a part, category by category; PaskError for an unknown part or category."""
@@ -88,10 +89,7 @@ class Splits:
     def write(self, path: Path) -> None:
         """Write the split file, readable JSON that carries its digest, in one step."""
         text = json.dumps(self._content() | {"digest": self.digest}, indent=1, ensure_ascii=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
+        write_text(path, text + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Splits:
@@ -108,8 +106,8 @@ class Splits:
             raise refuse("the split file is not JSON", str(error)) from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise refuse(f"not a split file of schema {SCHEMA}")
-        digest = content.pop("digest", None)
-        if digest != sha256(canonical_json(content)):
+        written = content.pop("digest", None)
+        if written != digest(content):
             raise refuse("the split file was edited: its content does not give its digest")
         if content["data_digest"] != data_digest():
             raise refuse(
@@ -189,7 +187,7 @@ def paper_sizes(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 def tool_names(row: Row) -> str:
     """A key equal for rows with the same tools, whatever their order or the docs' wording."""
-    return canonical_json(sorted(function["name"] for function in row.functions))
+    return canonical(sorted(function["name"] for function in row.functions))
 
 
 def question(row: Row) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pask.bfcl.answers import MalformedAnswer, parse
-from pask.bfcl.checker import Call, Verdict, check
+from pask.bfcl.answers import Call, MalformedAnswer, parse
+from pask.bfcl.checker import Verdict, check
 from pask.bfcl.data import Row
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from pask.bfcl.data import data_digest
 from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
+from pask.digests import digest
 from pask.errors import PaskError
 from pask.files import write_json
 from pask.methods.contract import Method
 from pask.methods.registry import make_method, method_class
-from pask.provenance import digest, source_digest, versions
+from pask.provenance import source_digest, versions
 
 RESULTS = Path("results")
 

@@ -17,6 +17,7 @@ import torch
 from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.config import Entry, RunConfig
+from pask.digests import digest
 from pask.engine.decode import Limits, Task, generate
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.store import KV_DTYPES
@@ -27,7 +28,7 @@ from pask.evaluation.parts import finished, line_of, open_part
 from pask.evaluation.record import Record, record_of
 from pask.files import write_json, write_text
 from pask.progress import Progress
-from pask.provenance import digest, machine, revision
+from pask.provenance import machine, revision
 
 
 class _Tally:

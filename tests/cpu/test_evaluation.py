@@ -22,11 +22,11 @@ from pask.bfcl.data import load_rows
 from pask.bfcl.splits import Splits
 from pask.cli import main
 from pask.config import load
+from pask.digests import digest
 from pask.errors import HarnessFault
 from pask.evaluation import keys, parts
 from pask.evaluation.prompts import best, trials_table
 from pask.evaluation.score import COLUMNS, long_table
-from pask.provenance import digest
 from tests.cpu.tiny import tiny_folder
 
 SAMPLE = {"simple_python": 3, "multiple": 2, "parallel": 2, "live_simple": 1}

@@ -29,6 +29,17 @@ def test_capacity_of_the_worked_examples(prompt: int, answer: int, capacity: int
     assert SnapKV(budget=0.33).capacity(info(prompt, expected=answer)) == capacity
 
 
+def test_capacity_pays_for_the_free_slots_of_the_last_page() -> None:
+    about = PromptInfo(600, 2, 1, 1, 8, expected_new_tokens=60, page_slots=16)
+    capacity = SnapKV(budget=0.33).capacity(about)
+    assert capacity == 153  # 0.33 * 600 - 0.67 * (60 + 7.5)
+    lengths = range(52, 68)  # one whole page of answer lengths around the expected one
+    pages = sum(-(-(capacity + t) // 16) for t in lengths) / sum(
+        -(-(600 + t) // 16) for t in lengths
+    )
+    assert abs(pages - 0.33) < 0.0033
+
+
 def test_plain_top_k_with_kernel_one() -> None:
     mass = torch.tensor([[0.1, 0.9, 0.2, 0.8, 0.3, 0.0, 0.0, 0.0]])
     method = SnapKV(budget=0.5, window=1, kernel=1, min_tokens=4)

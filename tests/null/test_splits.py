@@ -202,7 +202,7 @@ def edited(content: dict) -> str:
 def of_other_data(content: dict) -> str:
     del content["digest"]
     content["data_digest"] = "0" * 64
-    return json.dumps(content | {"digest": module.sha256(module.canonical_json(content))})
+    return json.dumps(content | {"digest": module.digest(content)})
 
 
 @pytest.mark.parametrize(
