@@ -33,6 +33,8 @@ _RC: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "xtick.color": SOFT,
     "xtick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
     "xtick.major.width": 0.6,
     "ytick.color": SOFT,
     "ytick.labelcolor": INK,
