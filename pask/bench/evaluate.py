@@ -21,7 +21,8 @@ from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
 from pask.bfcl.splits import build_splits
 from pask.config import RunConfig
-from pask.engine.decode import Limits, Task, generate
+from pask.engine.decode import generate
+from pask.engine.generation import Limits, Task
 from pask.engine.loading import tokenizer_info
 from pask.engine.store import KV_DTYPES
 from pask.errors import PaskError

@@ -1,4 +1,5 @@
-"""A row made ready for the engine: prompt token ids and the grammar of its answers."""
+"""A row made ready for the engine: prompt token ids, and the grammar of its answers twice: as
+xgrammar's masks and as structural tags."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import xgrammar as xgr
 from pask.bfcl.data import Row
 from pask.bfcl.grammar import GrammarCompiler
 from pask.bfcl.prompts import build_prompt, style_named
+from pask.bfcl.tag_grammar import tag_grammar
 from pask.errors import PaskError
+from pask.structure.automaton import TagGrammar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +26,7 @@ class Request:
     """One item of work for the engine.
 
     `prompt_ids`: token ids of the whole prompt, special tokens included; `grammar`: compiled for
-    the tokenizer that made them.
+    the tokenizer that made them; `tag_grammar`: the same answers, for a `Tracker`.
     """
 
     id: str
@@ -32,6 +35,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     prompt_text: str
     grammar: xgr.CompiledGrammar
+    tag_grammar: TagGrammar
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -71,4 +75,5 @@ class RequestBuilder:
             prompt_ids=tuple(ids),
             prompt_text=prompt.text,
             grammar=self._compiler.compile(row.id, row.functions),
+            tag_grammar=tag_grammar(row.functions, self.answer_form),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import xgrammar as xgr
@@ -13,90 +13,13 @@ import xgrammar as xgr
 from kernels import window_mass
 from pask.engine.ask import kept_tokens, opened
 from pask.engine.constraint import LegalTokens
+from pask.engine.generation import ByteCounts, Generation, Limits, Request, Task
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.store import RequestKV
 from pask.errors import HarnessFault, PaskError
-from pask.methods.contract import Captures, Method, PromptInfo, RequestState, Wants
-
-
-class Request(Protocol):
-    """What decoding needs to know of a request."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def grammar(self) -> xgr.CompiledGrammar: ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """A request and the methods that answer it, each under an entry name of its own.
-
-    `expected_new_tokens` is the mean answer length of such requests, which methods plan with.
-    """
-
-    request: Request
-    methods: tuple[tuple[str, Method], ...]
-    expected_new_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.methods]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"{self.request.id}: entry names must be there and differ: {names}")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """A generation ends with the grammar's stop token, or after `max_new_tokens` choices.
-
-    The stop token, legal only where the grammar is complete, counts as a choice.
-    """
-
-    max_new_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError("max_new_tokens must be at least 1")
-
-
-@dataclass(frozen=True)
-class ByteCounts:
-    """Bytes of one generation's KV store, counted from the tensors that existed.
-
-    `prompt`, `decode`, `full`: at the end of the request, and what Full KV would hold then, of
-    which `full_prompt` for the prompt.
-    `resident_sum`, `full_sum`: the same two totals, each summed over the choices of a token (the
-    stop token too), as they stood at that choice; the first choice sees the prompt's KV alone.
-    """
-
-    prompt: int
-    decode: int
-    full: int
-    full_prompt: int
-    resident_sum: int
-    full_sum: int
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One request's answer under one entry."""
-
-    request_id: str
-    entry: str
-    token_ids: tuple[int, ...]  # without the stop token
-    text: str
-    finish: Literal["stop", "length"]
-    prompt_tokens: int
-    bytes: ByteCounts
-    notes: tuple[str, ...]  # what the method says of this request
-
-    @property
-    def new_tokens(self) -> int:
-        return len(self.token_ids)
+from pask.methods.contract import Captures, PromptInfo, RequestState, Wants
+from pask.structure.tags import Tag
+from pask.structure.tracker import Tracker
 
 
 @dataclass
@@ -108,7 +31,10 @@ class _Sequence:
     state: RequestState
     store: RequestKV
     matcher: xgr.GrammarMatcher
+    vocabulary: Sequence[bytes]
+    tracker: Tracker | None
     tokens: list[int] = field(default_factory=list)
+    tags: list[Tag] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     resident_sum: int = 0
     full_sum: int = 0
@@ -126,14 +52,26 @@ class _Sequence:
             self.finish = "stop"
             return
         self.tokens.append(token)
+        if self.tracker is not None:
+            self.tags.append(self._tag(self.tracker, self.vocabulary[token]))
         if len(self.tokens) == limits.max_new_tokens:
             self.finish = "length"
 
-    def result(self, vocabulary: Sequence[bytes]) -> Generation:
+    def _tag(self, tracker: Tracker, token: bytes) -> Tag:
+        try:
+            return tracker.accept(token)
+        except ValueError as error:
+            raise HarnessFault(
+                f"the tag grammar refused {token!r}, which the grammar had accepted",
+                where=f"{self.task.request.id} ({self.entry})",
+                why=str(error),
+            ) from error
+
+    def result(self) -> Generation:
         assert self.finish is not None
         resident = self.store.resident_bytes()
         # The grammar's own bytes; a character can only be cut short by the token limit.
-        text = b"".join(vocabulary[token] for token in self.tokens).decode(errors="replace")
+        text = b"".join(self.vocabulary[token] for token in self.tokens).decode(errors="replace")
         return Generation(
             request_id=self.task.request.id,
             entry=self.entry,
@@ -150,6 +88,7 @@ class _Sequence:
                 full_sum=self.full_sum,
             ),
             notes=self.state.notes,
+            tags=tuple(self.tags),
         )
 
     def _full(self) -> int:
@@ -184,11 +123,11 @@ def generate(
                 task = next(upcoming, None)
                 if task is None:
                     break
-                waiting.extend(_begin(model, task, limits, kv_dtype, page_slots))
+                waiting.extend(_begin(model, vocabulary, task, limits, kv_dtype, page_slots))
             running.append(waiting.popleft())
         if not running:
             return
-        yield from (sequence.result(vocabulary) for sequence in running if sequence.finish)
+        yield from (sequence.result() for sequence in running if sequence.finish)
         running = [sequence for sequence in running if not sequence.finish]
         if running:
             _step(model, running, limits)
@@ -213,7 +152,12 @@ def _step(model: LoadedModel, running: Sequence[_Sequence], limits: Limits) -> N
 
 
 def _begin(
-    model: LoadedModel, task: Task, limits: Limits, kv_dtype: torch.dtype, page_slots: int
+    model: LoadedModel,
+    vocabulary: Sequence[bytes],
+    task: Task,
+    limits: Limits,
+    kv_dtype: torch.dtype,
+    page_slots: int,
 ) -> list[_Sequence]:
     """Read a task's prompt once and open a sequence for each entry, its first token chosen."""
     request, layout = task.request, model.layout
@@ -234,6 +178,8 @@ def _begin(
             state=opened(method, info, f"{entry}, row {request.id}"),
             store=RequestKV(info, kv_dtype=kv_dtype, page_slots=page_slots),
             matcher=xgr.GrammarMatcher(request.grammar),
+            vocabulary=vocabulary,
+            tracker=Tracker(request.tag_grammar) if request.tag_grammar else None,
         )
         for entry, method in task.methods
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # reading records must not cost a torch import
-    from pask.engine.decode import Generation
+    from pask.engine.generation import Generation
 
 Record = dict[str, Any]
 

@@ -18,7 +18,8 @@ from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.config import Entry, RunConfig
 from pask.digests import digest
-from pask.engine.decode import Limits, Task, generate
+from pask.engine.decode import generate
+from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.store import KV_DTYPES
 from pask.evaluation import keys

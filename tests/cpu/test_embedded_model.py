@@ -12,7 +12,8 @@ from pask.bfcl.answers import parse
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
 from pask.config import load as load_config
-from pask.engine.decode import Generation, Limits, Task, generate
+from pask.engine.decode import generate
+from pask.engine.generation import Generation, Limits, Task
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation.model import load
 from pask.methods.full import FullKV

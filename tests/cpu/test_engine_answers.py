@@ -11,7 +11,8 @@ import torch
 import xgrammar as xgr
 
 from pask.engine import decode
-from pask.engine.decode import Limits, Task, generate
+from pask.engine.decode import generate
+from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.engine.store import RequestKV
 from pask.errors import HarnessFault, PaskError

@@ -13,7 +13,8 @@ import xgrammar as xgr
 from transformers import AutoModelForCausalLM
 
 from pask.engine.constraint import LegalTokens
-from pask.engine.decode import Generation, Limits, Task, generate
+from pask.engine.decode import generate
+from pask.engine.generation import Generation, Limits, Task
 from pask.engine.loading import LoadedModel, load_model
 from pask.methods.full import FullKV
 from tests.cpu.tiny import LAYOUTS, VOCAB_SIZE, tiny_folder

@@ -10,10 +10,11 @@ from typing import ClassVar
 import torch
 import xgrammar as xgr
 
-from pask.engine.decode import Task
+from pask.engine.generation import Task
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState, Wants
 from pask.methods.full import FullKV
+from pask.structure.automaton import TagGrammar
 
 CALLS = r"""
 root ::= "[" call (", " call)* "]"
@@ -28,6 +29,7 @@ class SomeRequest:
     id: str
     prompt_ids: tuple[int, ...]
     grammar: xgr.CompiledGrammar
+    tag_grammar: TagGrammar | None = None
 
 
 @dataclass(frozen=True)
