@@ -10,12 +10,28 @@ from pask.config import RunConfig
 from pask.errors import PaskError
 from pask.provenance import machine
 
-BENCHES = ("evaluate",)
+BENCHES = ("evaluate", "lockstep", "tags")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Both sides of a benchmark in one unit, over `n` rows or tokens."""
+
+    ours: float
+    theirs: float
+    unit: str
+    n: int
+    less_is_better: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """How many times better ours is."""
+        return self.theirs / self.ours if self.less_is_better else self.ours / self.theirs
 
 
 @dataclass(frozen=True)
 class Result:
-    """`ratio` = ours / theirs (or the inverse where less is better, as `unit` says)."""
+    """One benchmark's outcome; `ratio` is how many times better ours is than theirs."""
 
     name: str
     ratio: float
@@ -33,10 +49,15 @@ def run(name: str, config: RunConfig, items: int) -> dict[str, object]:
     """
     if name not in BENCHES:
         raise PaskError(f"unknown benchmark {name!r}", todo=f"known: {', '.join(BENCHES)}")
-    measure: Callable[[RunConfig, int], tuple[float, float, str, int]]
-    measure = import_module(f"pask.bench.{name}").measure
-    ours, theirs, unit, n = measure(config, items)
+    measure: Callable[[RunConfig, int], Measured] = import_module(f"pask.bench.{name}").measure
+    found = measure(config, items)
     result = Result(
-        name, round(ours / theirs, 2), round(ours, 2), round(theirs, 2), unit, n, machine()
+        name=name,
+        ratio=round(found.ratio, 2),
+        ours=round(found.ours, 2),
+        theirs=round(found.theirs, 2),
+        unit=found.unit,
+        n=found.n,
+        machine=machine(),
     )
     return asdict(result)

@@ -17,15 +17,14 @@ import torch
 import xgrammar as xgr
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pask.bfcl.data import load_rows
+from pask.bench import Measured
+from pask.bench.rows import picked_rows
 from pask.bfcl.request import Request, RequestBuilder
-from pask.bfcl.splits import build_splits
 from pask.config import RunConfig
 from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
 from pask.engine.loading import tokenizer_info
 from pask.engine.store import KV_DTYPES
-from pask.errors import PaskError
 from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
 
@@ -67,18 +66,15 @@ def plain_answer(
     return tuple(answer)
 
 
-def measure(config: RunConfig, items: int) -> tuple[float, float, str, int]:
-    """(ours, theirs, unit, rows) in item-methods per hour, over `items` rows of the run's part."""
+def measure(config: RunConfig, items: int) -> Measured:
+    """Item-methods per hour, over `items` rows of the run's part."""
     torch.set_num_threads(1)
-    rows = load_rows()
-    splits = build_splits(rows, config.data.split, config.data.seed)
-    sample = splits.sample(config.data.part, config.data.sample)
-    picked = _spread(list(sample.values()), items)
+    rows = picked_rows(config, items, at_least=ROUNDS)
     model = load(config)
     builder = RequestBuilder(
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )
-    requests = [builder.build(rows[row_id]) for row_id in picked]
+    requests = [builder.build(row) for row in rows]
     reference = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
     methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
     full = next((e.name for e in config.entries if e.method == "full"), None)
@@ -117,13 +113,4 @@ def measure(config: RunConfig, items: int) -> tuple[float, float, str, int]:
         file=sys.stderr,
     )
     unit = "item-methods/hour on one thread (theirs: Full KV only)"
-    return ours.per_hour, theirs.per_hour, unit, len(requests)
-
-
-def _spread(groups: list[tuple[str, ...]], items: int) -> list[str]:
-    """`items` ids, taking turns among the categories, in the split's order."""
-    longest = max(len(group) for group in groups)
-    turns = [group[i] for i in range(longest) for group in groups if i < len(group)]
-    if not ROUNDS <= items <= len(turns):
-        raise PaskError(f"--items must be {ROUNDS} to {len(turns)}, not {items}")
-    return turns[:items]
+    return Measured(ours.per_hour, theirs.per_hour, unit, len(requests))

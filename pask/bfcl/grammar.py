@@ -82,7 +82,7 @@ class GrammarCompiler:
         """
         where = f"row {row_id}"
         try:
-            compiled = self._compile(functions)
+            compiled = self.compile_unchecked(functions)
         except PaskError as error:
             raise PaskError(
                 error.what, where=f"{where}, {error.where}", why=error.why, todo=error.todo
@@ -101,7 +101,8 @@ class GrammarCompiler:
                 )
         return compiled
 
-    def _compile(self, functions: Sequence[Mapping[str, Any]]) -> xgr.CompiledGrammar:
+    def compile_unchecked(self, functions: Sequence[Mapping[str, Any]]) -> xgr.CompiledGrammar:
+        """xgrammar's own work alone; RuntimeError or ValueError where it refuses."""
         if self.answer_form == "json_list":
             return self._compiler.compile_json_schema(
                 calls_schema(functions), any_whitespace=False, separators=SEPARATORS

@@ -69,8 +69,8 @@ def value(schema: JsonSchema, place: Place, then: State) -> State:
     if kind == "object":
         if schema.get("additionalProperties") is True:
             return _free_object(place, then)
-        bracket = place.inner().unit(TokenClass.BOUNDARY)
-        return members(schema, place, bracket, then)
+        inner = place.inner()
+        return members(schema, inner, inner.unit(TokenClass.BOUNDARY), then)
     if kind == "array":
         return _array(schema.get("items", {}), place, then)
     if kind == "string":
@@ -90,8 +90,8 @@ def literal(value: Any) -> bytes:
 def members(schema: JsonSchema, place: Place, bracket: Unit, then: State) -> State:
     """An object of declared keys, in their order; the optional ones may be left out.
 
-    `bracket` is the unit of its braces and commas; keys and values take their roles from `place`:
-    an argument's own (`Role.NESTED`) where it is itself an argument's value.
+    `bracket` is the unit of its braces and commas. Where `place` is nested, so are its keys and
+    values; else it holds a call's arguments, required and optional.
     """
     return text(b"{", bracket, _Members(schema, place, bracket, then).after(0), OPENS)
 

@@ -18,6 +18,7 @@ from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation.model import load
 from pask.methods.full import FullKV
 from pask.paths import CONFIGS
+from pask.structure.tracker import Tracker
 
 ROWS = ("simple_python_286", "multiple_104", "parallel_3")
 LIMIT = 48
@@ -105,3 +106,16 @@ def test_an_answer_is_calls_of_the_rows_functions(
     for answer in finished:
         known = {function["name"] for function in rows[answer.request_id].functions}
         assert {name for call in parse(answer.text, "json_list") for name in call} <= known
+
+
+def test_every_decoded_token_has_its_tag(
+    model: LoadedModel, requests: list[Request], answers: dict[tuple[str, str], Generation]
+) -> None:
+    vocabulary = tokenizer_info(model).decoded_vocab
+    grammars = {request.id: request.tag_grammar for request in requests}
+    for answer in answers.values():
+        tracker = Tracker(grammars[answer.request_id])
+        again = tuple(tracker.accept(vocabulary[token]) for token in answer.token_ids)
+        assert answer.tags == again
+        assert len(answer.tags) == answer.new_tokens > 0
+        assert tracker.can_end == (answer.finish == "stop")

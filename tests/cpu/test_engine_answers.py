@@ -18,6 +18,8 @@ from pask.engine.store import RequestKV
 from pask.errors import HarnessFault, PaskError
 from pask.methods.contract import Captures, Keep, PromptInfo, RequestState
 from pask.methods.full import FullKV
+from pask.structure.automaton import END, TagGrammar, Unit, text
+from pask.structure.tags import Role, TokenClass
 from tests.cpu.tiny import VOCAB_SIZE, tiny_folder
 from tests.cpu.toys import (
     EveryThird,
@@ -227,3 +229,19 @@ def test_a_method_that_breaks_the_contract_is_one_line(
     monkeypatch.setattr(EveryThird, "open", lambda self, info: _Faulty(info, 0))
     with pytest.raises(HarnessFault, match=rf"bad, row .*, layer 0: the method failed.*{expected}"):
         list(generate(model, [Task(requests[6], (("bad", EveryThird()),))], Limits(2)))
+
+
+def test_a_tag_grammar_of_other_texts_is_a_fault_of_the_harness(
+    model: LoadedModel, requests: list[SomeRequest]
+) -> None:
+    other = TagGrammar(text(b"no", Unit(TokenClass.SCAFFOLD, Role.LAYOUT), END))
+    request = SomeRequest("two", requests[0].prompt_ids, requests[0].grammar, other)
+    with pytest.raises(HarnessFault, match=r"two \(full\).*tag grammar refused b'\["):
+        list(generate(model, full([request]), Limits(3)))
+
+
+def test_a_request_without_a_tag_grammar_has_no_tags(
+    model: LoadedModel, requests: list[SomeRequest]
+) -> None:
+    (found,) = generate(model, full(requests[:1]), Limits(3))
+    assert found.tags == ()

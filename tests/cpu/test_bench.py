@@ -1,0 +1,63 @@
+"""The benchmarks run on a tiny model and say what they measured; never how fast this machine is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pask.bench import Measured
+from pask.cli import main
+from tests.cpu.tiny import tiny_folder
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    model = tiny_folder(folder, "llama", max_position_embeddings=16384)
+    raw = {
+        "run": "tiny",
+        "model": {
+            "name": "tiny",
+            "source": str(model),
+            "prompt": "one_example",
+            "answer_form": "json_list",
+            "expected_new_tokens": {"nonlive": 40, "live": 40},
+        },
+        "data": {"sample": {"simple_python": 2, "parallel": 1}},
+        "decode": {"max_new_tokens": 24},
+        "methods": [{"name": "full"}],
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def test_tags_are_timed_on_the_tokens_that_the_model_chose(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "tags", "--config", str(config), "--items", "3"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["name"] == "tags"
+    assert 3 < result["n"] <= 3 * 24
+    # Both sides are rounded to two digits; the ratio is made before.
+    assert result["ratio"] == pytest.approx(result["theirs"] / result["ours"], rel=0.02)
+    for line in ("tagging, a token", "accept_token", "bitmask", "compiling the grammar"):
+        assert captured.err.count(line) == 1
+
+
+def test_more_rows_than_there_are_and_unknown_benchmarks_are_refused(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "tags", "--config", str(config), "--items", "4"]) == 2
+    assert "--items must be 1 to 3, not 4" in capsys.readouterr().err
+    assert main(["bench", "tag", "--config", str(config)]) == 2
+    assert "unknown benchmark 'tag'; known: evaluate, " in capsys.readouterr().err
+
+
+def test_a_ratio_says_how_many_times_better_ours_is() -> None:
+    assert Measured(6.0, 3.0, "rows/hour", 1).ratio == 2
+    assert Measured(3.0, 6.0, "seconds", 1, less_is_better=True).ratio == 2

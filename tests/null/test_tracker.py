@@ -1,0 +1,291 @@
+"""The tracker on function calls: hand-written tags, and what holds for any answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pask.bfcl.answers import ANSWER_FORMS, Call, render
+from pask.bfcl.tag_grammar import tag_grammar
+from pask.errors import PaskError
+from pask.structure.calls import CallGrammar, CallLayout
+from pask.structure.tags import Choice, Next, Phase, Role, Tag, TokenClass
+from pask.structure.tracker import IllegalBytes, Tracker
+
+
+def document(name: str, required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "dict", "properties": properties, "required": required}
+    return {"name": name, "description": "", "parameters": parameters}
+
+
+WEATHER = document(
+    "weather.now",
+    ["city"],
+    city={"type": "string"},
+    unit={"type": "string", "enum": ["celsius", "cents"]},
+    days={"type": "integer"},
+)
+WEEK = document(
+    "weather.week",
+    [],
+    place={"type": "dict", "properties": {"lat": {"type": "float"}, "on": {"type": "boolean"}}},
+    tags={"type": "array", "items": {"type": "string"}},
+    extra={"type": "dict"},
+    code={"type": "integer", "enum": [1, 12]},
+)
+FUNCTIONS = [WEATHER, WEEK]
+
+
+def tags(tokens: list[str], functions: list[dict[str, Any]], form: str = "json_list") -> list[str]:
+    tracker = Tracker(tag_grammar(functions, form))
+    return [f"{token!r}: {tracker.accept(token.encode())}" for token in tokens]
+
+
+def test_a_call_of_one_of_two_functions_in_a_list() -> None:
+    tokens = [
+        "[",
+        '{"name": "',
+        "weather",
+        ".",
+        "now",
+        '", "',
+        'arguments": {"',
+        "city",
+        '": "',
+        "Rom",
+    ]
+    tokens += ['e"', ', "unit": "', "ce", "ls", 'ius"', "}}", "]"]
+    assert tags(tokens, FUNCTIONS) == [
+        "'[': (boundary, call_boundary, opening/forced, far)",
+        '\'{"name": "\': (function_name, function_selector, opening/shared, near)',
+        "'weather': (function_name, function_selector, inside/shared, near)",
+        "'.': (function_name, function_selector, inside/shared, critical)",
+        "'now': (function_name, function_selector, inside/free, far)",
+        "'\", \"': (function_name, function_selector, closing/forced, far)",
+        "'arguments\": {\"': (key, required_key, opening/forced, near)",
+        "'city': (key, required_key, inside/forced, near)",
+        "'\": \"': (string, required_value, opening/forced, critical)",
+        "'Rom': (string, required_value, inside/free, critical)",
+        "'e\"': (string, required_value, closing/free, critical)",
+        '\', "unit": "\': (string, enum, opening/free, near)',
+        "'ce': (string, enum, inside/shared, critical)",
+        "'ls': (string, enum, inside/free, near)",
+        "'ius\"': (string, enum, closing/forced, critical)",
+        "'}}': (boundary, call_boundary, closing/free, critical)",
+        "']': (boundary, call_boundary, closing/free, end)",
+    ]
+
+
+def test_nested_values_and_blocks() -> None:
+    tokens = ["<tool_call>\n", '{"name": "weather.', 'week"', ', "arguments": {', '"place": ', "{"]
+    tokens += ['"lat"', ": ", "-0", ".5", ', "on": ', "true", "}", ", ", '"tags"', ": ", "[", '"a"']
+    tokens += [", ", '"b"', "]", ', "extra": ', "{", '"k": ', "null", "}", ', "code": ', "1", "2"]
+    tokens += ["}", "}", "\n</tool_call>", "\n"]
+    assert tags(tokens, FUNCTIONS, "tool_call") == [
+        "'<tool_call>\\n': (boundary, call_boundary, opening/forced, far)",
+        '\'{"name": "weather.\': (function_name, function_selector, opening/shared, critical)',
+        "'week\"': (function_name, function_selector, closing/free, far)",
+        "', \"arguments\": {': (boundary, argument_boundary, opening/forced, critical)",
+        "'\"place\": ': (key, optional_key, whole/free, near)",
+        "'{': (boundary, nested, opening/forced, critical)",
+        "'\"lat\"': (key, nested, whole/free, near)",
+        "': ': (scaffold, layout, inside/forced, critical)",
+        "'-0': (number, nested, opening/free, critical)",
+        "'.5': (number, nested, inside/free, critical)",
+        "', \"on\": ': (key, nested, whole/free, critical)",
+        "'true': (boolean, nested, whole/free, near)",
+        "'}': (boundary, nested, closing/forced, critical)",
+        "', ': (boundary, argument_boundary, inside/free, near)",
+        "'\"tags\"': (key, optional_key, whole/free, near)",
+        "': ': (scaffold, layout, inside/forced, near)",
+        "'[': (boundary, nested, opening/forced, critical)",
+        "'\"a\"': (string, nested, whole/free, critical)",
+        "', ': (boundary, nested, inside/free, near)",
+        "'\"b\"': (string, nested, whole/free, critical)",
+        "']': (boundary, nested, closing/free, critical)",
+        "', \"extra\": ': (key, optional_key, whole/free, near)",
+        "'{': (boundary, nested, opening/forced, critical)",
+        "'\"k\": ': (key, nested, whole/free, critical)",
+        "'null': (null, nested, whole/free, critical)",
+        "'}': (boundary, nested, closing/free, critical)",
+        "', \"code\": ': (key, optional_key, whole/free, near)",
+        "'1': (number, enum, opening/shared, critical)",
+        "'2': (number, enum, closing/free, far)",
+        "'}': (boundary, argument_boundary, closing/forced, far)",
+        "'}': (boundary, call_boundary, closing/forced, far)",
+        "'\\n</tool_call>': (boundary, call_boundary, closing/forced, critical)",
+        "'\\n': (boundary, call_boundary, inside/free, far)",
+    ]
+
+
+NAMES = st.text(alphabet='abZ_.é"\\ ', min_size=1, max_size=5)
+
+
+def values() -> st.SearchStrategy[Any]:
+    scalars = st.none() | st.booleans() | st.integers(-99, 10**6) | st.text(max_size=6)
+    floats = st.floats(allow_nan=False, allow_infinity=False)
+    return st.recursive(
+        scalars | floats,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[Call]]:
+    """Functions of free-form arguments, and calls of them in the documents' order of keys."""
+    functions = []
+    for name in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)):
+        keys = draw(st.lists(NAMES, max_size=4, unique=True))
+        required = [key for key in keys if draw(st.booleans())]
+        functions.append(document(name, required, **{key: {"type": "any"} for key in keys}))
+    calls: list[Call] = []
+    for function in draw(st.lists(st.sampled_from(functions), min_size=1, max_size=3)):
+        parameters = function["parameters"]
+        given_keys = [
+            key
+            for key in parameters["properties"]
+            if key in parameters["required"] or draw(st.booleans())
+        ]
+        calls.append({function["name"]: {key: draw(values()) for key in given_keys}})
+    return functions, calls
+
+
+@given(answers(), st.sampled_from(ANSWER_FORMS), st.data())
+def test_any_answer_is_accepted_in_any_tokens_and_leads_to_the_same_place(
+    answer: tuple[list[dict[str, Any]], list[Call]], form: str, data: st.DataObject
+) -> None:
+    functions, calls = answer
+    text = render(calls, form).encode()
+    grammar = tag_grammar(functions, form)
+    by_bytes, by_tokens = Tracker(grammar), Tracker(grammar)
+    at = 0
+    while at < len(text):
+        length = data.draw(st.integers(1, 12))
+        token = text[at : at + length]
+        forked = by_tokens.fork()
+        found = by_tokens.accept(token)
+        assert forked.accept(token) == found
+        singles = [by_bytes.accept(bytes([byte])) for byte in token]
+        assert by_bytes.state is by_tokens.state is forked.state
+        # A token's parts say what the whole says.
+        assert found.role in {single.role for single in singles}
+        assert (found.choice is Choice.FREE) == any(s.choice is Choice.FREE for s in singles)
+        assert found.next is singles[-1].next
+        at += length
+    assert by_tokens.can_end
+
+
+@given(answers(), st.sampled_from(ANSWER_FORMS), st.data())
+def test_tokens_taken_back_leave_no_trace(
+    answer: tuple[list[dict[str, Any]], list[Call]], form: str, data: st.DataObject
+) -> None:
+    functions, calls = answer
+    text = render(calls, form).encode()
+    tracker = Tracker(tag_grammar(functions, form))
+    cut = data.draw(st.integers(0, len(text)))
+    for byte in text[:cut]:
+        tracker.accept(bytes([byte]))
+    state, legal, places = tracker.state, tracker.legal, tracker.places
+    other = tracker.fork()
+    first = [tracker.accept(bytes([byte])) for byte in text[cut:]]
+    tracker.rollback(len(text) - cut)
+    assert (tracker.state, tracker.legal, tracker.places) == (state, legal, places)
+    assert [tracker.accept(bytes([byte])) for byte in text[cut:]] == first
+    assert [other.accept(bytes([byte])) for byte in text[cut:]] == first
+
+
+def test_an_illegal_token_changes_nothing_and_says_what_would_have_been_legal() -> None:
+    tracker = Tracker(tag_grammar(FUNCTIONS, "json_list"))
+    tracker.accept(b'[{"name": "weather.')
+    state = tracker.state
+    with pytest.raises(IllegalBytes, match=r"byte 1 of b'wx' is not legal here; legal: e"):
+        tracker.accept(b"wx")
+    assert tracker.state is state
+    tracker.accept(b'week", "arguments": {}}]')
+    with pytest.raises(IllegalBytes, match="legal: nothing or the end"):
+        tracker.accept(b" ")
+    assert tracker.can_end
+
+
+@pytest.mark.parametrize("count", [-1, 2, 100])
+def test_more_cannot_be_taken_back_than_was_given(count: int) -> None:
+    tracker = Tracker(tag_grammar(FUNCTIONS, "json_list"))
+    tracker.accept(b"[")
+    with pytest.raises(ValueError, match=f"cannot take back {count} of 1 tokens"):
+        tracker.rollback(count)
+    tracker.rollback(1)
+    assert tracker.legal == frozenset(b"[")
+
+
+def test_a_token_without_bytes_has_no_tag() -> None:
+    with pytest.raises(ValueError, match="without bytes"):
+        Tracker(tag_grammar(FUNCTIONS, "json_list")).accept(b"")
+
+
+def test_the_places_name_function_and_argument_as_far_as_they_are_decided() -> None:
+    tracker = Tracker(tag_grammar(FUNCTIONS, "json_list"))
+    tracker.accept(b'[{"name": "')
+    assert [(p.role, p.path) for p in tracker.places] == [(Role.FUNCTION_SELECTOR, ())]
+    tracker.accept(b'weather.week", "arguments": {"')
+    assert [(p.role, p.path) for p in tracker.places] == [
+        (Role.OPTIONAL_KEY, ("weather.week", key)) for key in ("code", "extra", "place", "tags")
+    ]
+    tracker.accept(b'place": {"lat": 1')
+    assert {(p.role, p.path) for p in tracker.places} == {
+        (Role.NESTED, ("weather.week", "place", "lat")),
+        (Role.NESTED, ("weather.week", "place")),
+    }
+
+
+def test_next_counts_the_bytes_to_the_next_choice() -> None:
+    grammar = tag_grammar([WEATHER], "json_list")
+    tracker = Tracker(grammar)
+    # One function: nothing is chosen before the city's first letter.
+    forced = b'[{"name": "weather.now", "arguments": {"city": "'
+    for at in range(len(forced)):
+        tag = tracker.accept(forced[at : at + 1])
+        ahead = len(forced) - at - 1
+        expected = Next.FAR if ahead > 8 else Next.NEAR if ahead else Next.CRITICAL
+        assert (tag.next, tag.choice) == (expected, Choice.FORCED)
+    assert tracker.accept(b'Rome"}}]').next is Next.END
+
+
+def test_a_tag_is_the_four_parts_of_equation_three() -> None:
+    found = Tracker(tag_grammar([WEATHER], "json_list")).accept(b'[{"name": "weather.now"')
+    assert found == Tag(
+        TokenClass.FUNCTION_NAME,
+        Role.FUNCTION_SELECTOR,
+        Phase.WHOLE,
+        Choice.FORCED,
+        Next.FAR,
+    )
+    assert found.state == (Phase.WHOLE, Choice.FORCED)
+
+
+def test_equal_grammars_give_equal_tags_and_share_nothing() -> None:
+    text = b'[{"name": "weather.now", "arguments": {"city": "R", "days": -12}}]'
+    first, second = (Tracker(tag_grammar(FUNCTIONS, "json_list")) for _ in range(2))
+    assert [first.accept(bytes([b])) for b in text] == [second.accept(bytes([b])) for b in text]
+    assert first.state.edges == second.state.edges == {}
+
+
+def test_enumerations_are_written_as_the_layout_writes_them() -> None:
+    enum = ["é", 'a"b', "c\\d", "e/f", "\n", "", 12, 1]
+    function = document("f", ["x"], x={"type": "string", "enum": enum})
+    for value in enum:
+        tracker = Tracker(tag_grammar([function], "json_list"))
+        text = json.dumps({"name": "f", "arguments": {"x": value}}, ensure_ascii=False)
+        tracker.accept(f"[{text}]".encode())
+        assert tracker.can_end
+
+
+def test_no_functions_and_an_unknown_form_are_told() -> None:
+    with pytest.raises(ValueError, match="at least one function"):
+        CallGrammar({}, CallLayout())
+    with pytest.raises(PaskError, match="unknown answer form 'yaml'"):
+        tag_grammar(FUNCTIONS, "yaml")
