@@ -15,6 +15,7 @@ from jinja2.exceptions import TemplateError
 
 from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined, merged
 from pask.errors import PaskError
+from pask.structure.labels import Label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +94,7 @@ def _own_pieces(
 ) -> list[Piece]:
     """The marked rendering as pieces: the tool block (what the tools add to it) and the rest."""
     if not tools:
-        return [Piece(marked, "chat_scaffold")]
+        return [Piece(marked, Label.CHAT_SCAFFOLD)]
     bare = _render(tokenizer, marks, messages, ())
     if bare == marked:
         raise NoToolTemplate("the chat template has no place for tools", todo=_OTHER_STYLE)
@@ -102,9 +103,9 @@ def _own_pieces(
     tail = _shared(rest[::-1], bare_rest[::-1])
     block, end = rest[: len(rest) - tail], rest[len(rest) - tail :]
     return [
-        Piece(marked[:start], "chat_scaffold"),
+        Piece(marked[:start], Label.CHAT_SCAFFOLD),
         *_tool_block(block, tools),
-        Piece(end, "chat_scaffold"),
+        Piece(end, Label.CHAT_SCAFFOLD),
     ]
 
 
@@ -133,8 +134,8 @@ def _located(block: str, documents: Sequence[tuple[Piece, ...]]) -> list[Piece] 
         before, found, block = block.partition(joined(document))
         if not found:
             return None
-        pieces += [Piece(before, "tool_scaffold"), *document]
-    return [*pieces, Piece(block, "tool_scaffold")]
+        pieces += [Piece(before, Label.TOOL_SCAFFOLD), *document]
+    return [*pieces, Piece(block, Label.TOOL_SCAFFOLD)]
 
 
 def _filled(

@@ -11,18 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LABELS = (
-    "chat_scaffold",  # what the chat template adds: role marks, its default system text
-    "instruction",  # how to answer
-    "worked_example",
-    "tool_scaffold",  # JSON punctuation and fixed keys of a tool document, text around the list
-    "function_name",
-    "function_description",
-    "parameter_key",
-    "constraint",  # type, enum, default, required and the like: key and value
-    "parameter_description",
-    "user",  # the row's own messages, a system message of the row's included
-)
+from pask.structure.labels import Label
 
 
 @dataclass(frozen=True)
@@ -30,10 +19,10 @@ class Piece:
     """A stretch of prompt text and what it is."""
 
     text: str
-    label: str
+    label: Label
 
     def __post_init__(self) -> None:
-        if self.label not in LABELS:
+        if not isinstance(self.label, Label):
             raise ValueError(f"unknown label {self.label!r}")
 
 
@@ -66,24 +55,31 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 # For each kind of object in a tool document: key -> (label of the value, kind of the value). A key
-# that is not listed takes the entry None. The value of a described key loses its quotes to the
-# scaffold; a constraint keeps its key and all of its punctuation.
-_KINDS: dict[str, dict[str | None, tuple[str, str | None]]] = {
-    "tool": {"function": ("tool_scaffold", "function"), None: ("tool_scaffold", None)},
+# that is not listed takes the entry None. `pask.structure.labels` says whose the punctuation is.
+_KINDS: dict[str, dict[str | None, tuple[Label, str | None]]] = {
+    "tool": {"function": (Label.TOOL_SCAFFOLD, "function"), None: (Label.TOOL_SCAFFOLD, None)},
     "function": {
-        "name": ("function_name", None),
-        "description": ("function_description", None),
-        "parameters": ("tool_scaffold", "schema"),
-        None: ("tool_scaffold", None),
+        "name": (Label.FUNCTION_NAME, None),
+        "description": (Label.FUNCTION_DESCRIPTION, None),
+        "parameters": (Label.TOOL_SCAFFOLD, "schema"),
+        None: (Label.TOOL_SCAFFOLD, None),
     },
     "schema": {
-        "description": ("parameter_description", None),
-        "properties": ("tool_scaffold", "properties"),
-        "items": ("tool_scaffold", "schema"),
-        None: ("constraint", None),
+        "description": (Label.PARAMETER_DESCRIPTION, None),
+        "properties": (Label.TOOL_SCAFFOLD, "properties"),
+        "items": (Label.TOOL_SCAFFOLD, "schema"),
+        "type": (Label.TYPE, None),
+        "enum": (Label.ENUM, None),
+        "default": (Label.DEFAULT, None),
+        "required": (Label.REQUIRED, None),
+        None: (Label.OTHER_CONSTRAINT, None),
     },
-    "properties": {None: ("tool_scaffold", "schema")},
+    "properties": {None: (Label.TOOL_SCAFFOLD, "schema")},
 }
+# Labelled as whole members, key and punctuation included.
+_CONSTRAINTS = frozenset(
+    {Label.TYPE, Label.ENUM, Label.DEFAULT, Label.REQUIRED, Label.OTHER_CONSTRAINT}
+)
 
 
 def document_pieces(
@@ -101,7 +97,7 @@ def _object(
     document: Mapping[str, Any], kind: str, indent: int | None, depth: int
 ) -> Iterator[Piece]:
     if not document:
-        yield Piece("{}", "tool_scaffold")
+        yield Piece("{}", Label.TOOL_SCAFFOLD)
         return
     comma, inner, outer = (
         (", ", "", "")
@@ -111,30 +107,30 @@ def _object(
     opening = "{" + inner
     for key, value in document.items():
         label, value_kind = _KINDS[kind].get(key, _KINDS[kind][None])
-        yield Piece(opening, "tool_scaffold")
-        yield from _key(key, "parameter_key" if kind == "properties" else label)
+        yield Piece(opening, Label.TOOL_SCAFFOLD)
+        yield from _key(key, Label.PARAMETER_KEY if kind == "properties" else label)
         if value_kind is not None and isinstance(value, Mapping):
             yield from _object(value, value_kind, indent, depth + 1)
         else:
             yield from _value(value, label, indent, depth + 1)
         opening = comma + inner
-    yield Piece(outer + "}", "tool_scaffold")
+    yield Piece(outer + "}", Label.TOOL_SCAFFOLD)
 
 
-def _key(key: str, label: str) -> Iterator[Piece]:
+def _key(key: str, label: Label) -> Iterator[Piece]:
     text = _dumps(key)
-    if label == "constraint":
+    if label in _CONSTRAINTS:
         yield Piece(text + ": ", label)
-    elif label == "parameter_key":
+    elif label == Label.PARAMETER_KEY:
         yield from _quoted(text, label)
-        yield Piece(": ", "tool_scaffold")
+        yield Piece(": ", Label.TOOL_SCAFFOLD)
     else:
-        yield Piece(text + ": ", "tool_scaffold")
+        yield Piece(text + ": ", Label.TOOL_SCAFFOLD)
 
 
-def _value(value: Any, label: str, indent: int | None, depth: int) -> Iterator[Piece]:
+def _value(value: Any, label: Label, indent: int | None, depth: int) -> Iterator[Piece]:
     text = _dumps(value)
-    if isinstance(value, str) and label != "constraint":
+    if isinstance(value, str) and label not in _CONSTRAINTS:
         yield from _quoted(text, label)
     else:
         if indent is not None:
@@ -143,10 +139,10 @@ def _value(value: Any, label: str, indent: int | None, depth: int) -> Iterator[P
         yield Piece(text, label)
 
 
-def _quoted(text: str, label: str) -> Iterator[Piece]:
-    yield Piece('"', "tool_scaffold")
+def _quoted(text: str, label: Label) -> Iterator[Piece]:
+    yield Piece('"', Label.TOOL_SCAFFOLD)
     yield Piece(text[1:-1], label)
-    yield Piece('"', "tool_scaffold")
+    yield Piece('"', Label.TOOL_SCAFFOLD)
 
 
 def _dumps(value: Any) -> str:

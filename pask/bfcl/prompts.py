@@ -17,6 +17,7 @@ from pask.bfcl.data import Row
 from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined
 from pask.bfcl.schema import openai_function
 from pask.errors import PaskError
+from pask.structure.labels import Label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -189,25 +190,27 @@ def build_prompt(
 def _messages(
     row: Row, functions: Sequence[Mapping[str, Any]], style: Style, answer_form: str
 ) -> list[Message]:
-    system = [] if style.format_calls else [Piece(_instruction(style, answer_form), "instruction")]
+    system = (
+        [] if style.format_calls else [Piece(_instruction(style, answer_form), Label.INSTRUCTION)]
+    )
     messages: list[Message] = []
     request_head: list[Piece] = []
     if style.format_calls:
         system = _format_last(functions, style.format_calls, answer_form)
     elif style.as_turns:
-        request_head = [*_function_lines(functions), Piece("\n\nRequest: ", "instruction")]
+        request_head = [*_function_lines(functions), Piece("\n\nRequest: ", Label.INSTRUCTION)]
         for name in style.examples:
             messages += _example_turns(EXAMPLES[name], answer_form)
     else:
         if not style.native:
-            system += [Piece("\n\n", "tool_scaffold"), *_function_lines(functions)]
+            system += [Piece("\n\n", Label.TOOL_SCAFFOLD), *_function_lines(functions)]
         for name in style.examples:
-            system.append(Piece(_example_text(EXAMPLES[name], answer_form), "worked_example"))
+            system.append(Piece(_example_text(EXAMPLES[name], answer_form), Label.WORKED_EXAMPLE))
     for message in row.messages:
-        own = Piece(message["content"], "user")
+        own = Piece(message["content"], Label.USER)
         if message["role"] == "system":
             separator = "\n\n" if joined(system) else ""
-            system += [Piece(separator, "instruction"), own]
+            system += [Piece(separator, Label.INSTRUCTION), own]
         else:
             messages.append(Message(message["role"], (*request_head, own)))
             request_head = []
@@ -230,24 +233,24 @@ def _format_last(
     functions: Sequence[Mapping[str, Any]], format_calls: int, answer_form: str
 ) -> list[Piece]:
     """The layout that small models tuned on function calling know best: format at the end."""
-    pieces = [Piece(_COMPOSE, "instruction")]
+    pieces = [Piece(_COMPOSE, Label.INSTRUCTION)]
     for number, function in enumerate(functions):
         before = ", " if number else "\n\nFunctions:\n["
-        pieces += [Piece(before, "tool_scaffold"), *document_pieces(function, "function")]
+        pieces += [Piece(before, Label.TOOL_SCAFFOLD), *document_pieces(function, "function")]
     placeholders = [
         {f"function_name{i}": {"argument_name1": "value1", "argument_name2": "value2"}}
         for i in range(1, format_calls + 1)
     ]
     shown = render(placeholders, answer_form)
-    pieces.append(Piece("]", "tool_scaffold"))
-    pieces.append(Piece(f"\n\n{_FORMATS[answer_form]}{_TYPES}{shown}", "instruction"))
+    pieces.append(Piece("]", Label.TOOL_SCAFFOLD))
+    pieces.append(Piece(f"\n\n{_FORMATS[answer_form]}{_TYPES}{shown}", Label.INSTRUCTION))
     return pieces
 
 
 def _function_lines(functions: Sequence[Mapping[str, Any]]) -> list[Piece]:
-    pieces = [Piece("Functions:", "tool_scaffold")]
+    pieces = [Piece("Functions:", Label.TOOL_SCAFFOLD)]
     for function in functions:
-        pieces += [Piece("\n", "tool_scaffold"), *document_pieces(function, "function")]
+        pieces += [Piece("\n", Label.TOOL_SCAFFOLD), *document_pieces(function, "function")]
     return pieces
 
 
@@ -263,6 +266,6 @@ def _example_turns(example: Example, answer_form: str) -> list[Message]:
     request = f"Functions:\n{functions}\n\nRequest: {example.request}"
     answer = render(example.calls, answer_form)
     return [
-        Message("user", (Piece(request, "worked_example"),)),
-        Message("assistant", (Piece(answer, "worked_example"),)),
+        Message("user", (Piece(request, Label.WORKED_EXAMPLE),)),
+        Message("assistant", (Piece(answer, Label.WORKED_EXAMPLE),)),
     ]

@@ -16,8 +16,9 @@ from pask.bfcl.data import CATEGORIES, load_rows
 from pask.bfcl.grammar import tokenizer_info
 from pask.bfcl.pieces import Piece
 from pask.bfcl.prompts import EXAMPLES, STYLES, build_prompt
-from pask.bfcl.request import Request, RequestBuilder
+from pask.bfcl.request import RequestBuilder
 from pask.errors import PaskError
+from pask.structure.labels import Label
 
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -113,7 +114,7 @@ def test_native_adds_nothing_to_the_templates_own_form(tokenizers, rows):
     prompt = build_prompt(row, tokenizers["system_tools"], "native", "tool_call")
     assert of(prompt, "instruction") == []
     assert prompt.text.startswith("<|im_start|>system\nYou are helpful.\n\n# Tools\n<tools>\n{")
-    assert prompt.pieces[0] == Piece("<|im_start|>system\nYou are helpful.", "chat_scaffold")
+    assert prompt.pieces[0] == Piece("<|im_start|>system\nYou are helpful.", Label.CHAT_SCAFFOLD)
     assert prompt.pieces[1].text.startswith("\n\n# Tools\n<tools>\n{")
     assert prompt.pieces[1].label == "tool_scaffold"
     line = next(line for line in prompt.text.splitlines() if line.startswith('{"type"'))
@@ -156,8 +157,8 @@ def test_examples_are_not_bfcls():
 
 def test_a_message_that_reads_like_scaffold_keeps_its_label(tokenizers):
     messages = [
-        Message("user", (Piece("assistant\n", "user"),)),
-        Message("user", (Piece("\n user <tools> ", "user"),)),
+        Message("user", (Piece("assistant\n", Label.USER),)),
+        Message("user", (Piece("\n user <tools> ", Label.USER),)),
     ]
     prompt = render_chat(tokenizers["user_tools"], messages)
     assert of(prompt, "user") == ["assistant", "user <tools>"]  # trimmed by the template
@@ -178,7 +179,7 @@ def test_a_message_that_reads_like_scaffold_keeps_its_label(tokenizers):
 )
 def test_templates_that_cannot_be_labelled(template, words):
     with pytest.raises(PaskError, match=words):
-        render_chat(make_tokenizer(template), [Message("user", (Piece("Hi", "user"),))])
+        render_chat(make_tokenizer(template), [Message("user", (Piece("Hi", Label.USER),))])
 
 
 def test_tools_in_a_form_that_cannot_be_labelled():
@@ -187,7 +188,7 @@ def test_tools_in_a_form_that_cannot_be_labelled():
     )
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     with pytest.raises(PaskError, match="cannot be labelled; choose a prompt style"):
-        render_chat(make_tokenizer(template), [Message("user", (Piece("Hi", "user"),))], [tool])
+        render_chat(make_tokenizer(template), [Message("user", (Piece("Hi", Label.USER),))], [tool])
 
 
 def test_wrong_names_give_one_line(tokenizers, rows):
@@ -209,10 +210,13 @@ def test_request(tokenizers, rows):
     assert tokenizer.decode(request.prompt_ids) == request.prompt_text
     assert request.prompt_ids.count(tokenizer.bos_token_id) == 3  # the template's own, none added
     assert request.prompt_digest == builder.build(row).prompt_digest
-    other = dataclasses.replace(request, prompt_ids=(*request.prompt_ids, 0))
+    assert len(request.prompt_labels) == len(request.prompt_ids)
+    other = dataclasses.replace(request, prompt_ids=(*request.prompt_ids[:-1], 0))
     assert other.prompt_digest != request.prompt_digest
     with pytest.raises(PaskError, match=f"row {row.id}"):
-        Request(row.id, row.category, row.cluster, (), "", request.grammar)
+        dataclasses.replace(request, prompt_ids=(), prompt_labels=())
+    with pytest.raises(ValueError, match="one label"):
+        dataclasses.replace(request, prompt_labels=request.prompt_labels[1:])
     broken = {"name": "f", "parameters": {"properties": {"p": {"type": "HashMap"}}}}
     with pytest.raises(PaskError, match=f"row {row.id}"):
         builder.build(dataclasses.replace(row, functions=(broken,)))

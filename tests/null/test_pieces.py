@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pask.bfcl.data import load_rows
-from pask.bfcl.pieces import LABELS, Piece, Prompt, document_pieces, joined, merged
+from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined, merged
 from pask.bfcl.schema import openai_function
+from pask.structure.labels import Label
 
 FUNCTION = {
     "name": "pkg.book",
@@ -56,15 +57,48 @@ def test_labels_follow_the_place_in_the_document_not_the_word():
         "All names.",
         "The name.",
     ]
-    assert labelled(pieces, "constraint") == [
+    assert labelled(pieces, "type") == [
         '"type": "object"',
         '"type": "string"',
-        '"default": null',
         '"type": "array"',
         '"type": "string"',
-        '"enum": ["a", "b"]',
-        '"required": ["name"]',
     ]
+    assert labelled(pieces, "default") == ['"default": null']
+    assert labelled(pieces, "enum") == ['"enum": ["a", "b"]']
+    assert labelled(pieces, "required") == ['"required": ["name"]']
+    assert labelled(pieces, "other_constraint") == []
+
+
+def test_nested_parameters_are_labelled_as_the_outer_ones_are():
+    inner = {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "format": "date", "description": "Kind."},
+            "enum": {"type": "integer", "required": True, "maximum": 3},
+        },
+        "required": ["type"],
+    }
+    parameters = {
+        "type": "object",
+        "properties": {"list": {"type": "array", "items": inner}},
+        "required": [],
+        "optional": ["list"],
+    }
+    pieces = document_pieces({"name": "f", "parameters": parameters}, "function")
+    assert labelled(pieces, "parameter_key") == ["list", "type", "enum"]
+    assert labelled(pieces, "parameter_description") == ["Kind."]
+    assert labelled(pieces, "required") == [
+        '"required": true',
+        '"required": ["type"]',
+        '"required": []',
+    ]
+    assert labelled(pieces, "other_constraint") == [
+        '"format": "date"',
+        '"maximum": 3',
+        '"optional": ["list"]',
+    ]
+    assert len(labelled(pieces, "type")) == 5
+    assert labelled(pieces, "enum") == []
 
 
 def test_all_of_bfcl():
@@ -77,7 +111,7 @@ def test_all_of_bfcl():
             assert set(properties) <= set(labelled(pieces, "parameter_key"))
 
 
-@given(st.lists(st.builds(Piece, st.text(max_size=3), st.sampled_from(LABELS))))
+@given(st.lists(st.builds(Piece, st.text(max_size=3), st.sampled_from(Label))))
 def test_merging_keeps_the_text_and_every_characters_label(pieces):
     def characters(some):
         return [(character, piece.label) for piece in some for character in piece.text]
@@ -90,6 +124,6 @@ def test_merging_keeps_the_text_and_every_characters_label(pieces):
 
 def test_a_prompt_is_its_pieces():
     with pytest.raises(ValueError, match="do not make up"):
-        Prompt("ab", (Piece("a", "user"),))
+        Prompt("ab", (Piece("a", Label.USER),))
     with pytest.raises(ValueError, match="unknown label"):
-        Piece("a", "usr")
+        Piece("a", "usr")  # nor would "user" do: a piece holds the Label itself
