@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PaskError(Exception):
     """Bad input (config, data file, model folder, method name, ...), told in one line.
@@ -26,3 +29,11 @@ class HarnessFault(PaskError):
     """
 
     exit_code = 3
+
+
+def known_names(word: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: `did you mean 'full'? known: full, snapkv`."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(names) or 'none'}"

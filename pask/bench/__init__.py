@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 
 from pask.config import RunConfig
-from pask.errors import PaskError
+from pask.errors import PaskError, known_names
 from pask.provenance import machine
 
 BENCHES = ("evaluate", "lockstep", "tags")
@@ -48,7 +48,7 @@ def run(name: str, config: RunConfig, items: int) -> dict[str, object]:
     Raises PaskError for an unknown name.
     """
     if name not in BENCHES:
-        raise PaskError(f"unknown benchmark {name!r}", todo=f"known: {', '.join(BENCHES)}")
+        raise PaskError(f"unknown benchmark {name!r}", todo=known_names(name, BENCHES))
     measure: Callable[[RunConfig, int], Measured] = import_module(f"pask.bench.{name}").measure
     found = measure(config, items)
     result = Result(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pask.bfcl.schema import JsonSchema, arguments_schema
-from pask.errors import PaskError
+from pask.errors import PaskError, known_names
 
 ANSWER_FORMS = ("json_list", "tool_call")
 SEPARATORS = (", ", ": ")
@@ -35,7 +35,7 @@ def check_answer_form(answer_form: str) -> str:
     """The form itself where it is known, else PaskError."""
     if answer_form not in ANSWER_FORMS:
         raise PaskError(
-            f"unknown answer form {answer_form!r}", todo=f"choose one of {', '.join(ANSWER_FORMS)}"
+            f"unknown answer form {answer_form!r}", todo=known_names(answer_form, ANSWER_FORMS)
         )
     return answer_form
 

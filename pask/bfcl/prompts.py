@@ -6,7 +6,6 @@ use functions that BFCL does not have.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from pask.bfcl.chat import Message, render_chat
 from pask.bfcl.data import Row
 from pask.bfcl.pieces import Piece, Prompt, document_pieces, joined
 from pask.bfcl.schema import openai_function
-from pask.errors import PaskError
+from pask.errors import PaskError, known_names
 from pask.structure.labels import Label
 
 if TYPE_CHECKING:
@@ -156,9 +155,7 @@ _ONE_CALL_EACH = "Make exactly one call for each thing asked, no duplicates."
 def style_named(name: str) -> Style:
     """The style of that name; PaskError, with the nearest name, where there is none."""
     if name not in STYLES:
-        near = difflib.get_close_matches(name, STYLES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise PaskError(f"unknown prompt style {name!r}", todo=f"{hint}known: {', '.join(STYLES)}")
+        raise PaskError(f"unknown prompt style {name!r}", todo=known_names(name, STYLES))
     return STYLES[name]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pandas as pd
 
-from pask.bfcl.answers import ANSWER_FORMS
+from pask.bfcl.answers import check_answer_form
 from pask.bfcl.chat import NoToolTemplate
 from pask.bfcl.data import CATEGORIES, SUBSETS, load_rows
-from pask.bfcl.prompts import STYLES
+from pask.bfcl.prompts import style_named
 from pask.bfcl.splits import Splits, build_splits
 from pask.config import Entry, RunConfig
 from pask.errors import PaskError
@@ -57,8 +57,8 @@ def run_trial(config: RunConfig, style: str, answer_form: str, sample: int | Non
     A native style on a chat template without tools is written down as not available. Raises
     PaskError for an unknown style or form.
     """
-    _known(style, STYLES, "prompt style")
-    _known(answer_form, ANSWER_FORMS, "answer form")
+    style_named(style)
+    check_answer_form(answer_form)
     trial = trial_config(config, style, answer_form, sample)
     splits = build_splits(load_rows(), trial.data.split, trial.data.seed)
     splits.write(keys.splits_file(trial))
@@ -170,8 +170,3 @@ def write_comparison(config: RunConfig) -> Path:
     path = folder / "trials.md"
     write_text(path, text)
     return path
-
-
-def _known(name: str, known: Iterable[str], what: str) -> None:
-    if name not in known:
-        raise PaskError(f"unknown {what} {name!r}", todo=f"known: {', '.join(known)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -15,7 +14,7 @@ from typing import Any, get_type_hints
 
 import baselines
 import pask.methods
-from pask.errors import PaskError
+from pask.errors import PaskError, known_names
 from pask.methods.contract import Method
 
 _REQUIRED = ("name", "label", "paper", "color", "marker", "knob", "budgets")
@@ -110,9 +109,7 @@ def method_class(name: str) -> type[Method]:
     known = registry()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise PaskError(f"unknown method {name!r}", todo=f"{hint}known: {', '.join(known)}")
+    raise PaskError(f"unknown method {name!r}", todo=known_names(name, known))
 
 
 def make_method(name: str, budget: float | None, params: Mapping[str, Any] | None = None) -> Method:
@@ -126,11 +123,10 @@ def make_method(name: str, budget: float | None, params: Mapping[str, Any] | Non
     params = dict(params or {})
     for key in params:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            names = ", ".join(sorted(fields)) or "none"
             raise PaskError(
-                f"unknown parameter {key!r}", where=f"method {name}", todo=f"{hint}known: {names}"
+                f"unknown parameter {key!r}",
+                where=f"method {name}",
+                todo=known_names(str(key), sorted(fields)),
             )
     if budget is not None:
         params["budget"] = budget

@@ -55,7 +55,7 @@ def test_more_rows_than_there_are_and_unknown_benchmarks_are_refused(
     assert main(["bench", "tags", "--config", str(config), "--items", "4"]) == 2
     assert "--items must be 1 to 3, not 4" in capsys.readouterr().err
     assert main(["bench", "tag", "--config", str(config)]) == 2
-    assert "unknown benchmark 'tag'; known: evaluate, " in capsys.readouterr().err
+    assert "unknown benchmark 'tag'; did you mean 'tags'?" in capsys.readouterr().err
 
 
 def test_a_ratio_says_how_many_times_better_ours_is() -> None:
