@@ -52,6 +52,7 @@ rule all:
         f"{OUT}/tables/accuracy.html",
         f"{OUT}/tables/errors.md",
         f"{OUT}/figures/accuracy.png",
+        f"{OUT}/tags/tags.html",
 
 
 rule splits:
@@ -78,6 +79,30 @@ rule model:
         source=source_digest("pask.evaluation.model"),
     shell:
         "python -m pask model {params.args} 2>&1 | tee {log}"
+
+
+# What the grammar says about each token of the calibration rows. The tokenizer comes with the model.
+rule tags:
+    input:
+        f"{OUT}/model.json",
+    output:
+        expand(f"{OUT}/tags/{{name}}_tokens.csv", name=["answer", "prompt"]),
+        expand(f"{OUT}/tags/{{name}}.json", name=["manifest", "example"]),
+        f"{OUT}/tags/buckets.csv",
+        f"{OUT}/tags/tags.md",
+        multiext(f"{OUT}/figures/tags", ".svg", ".pdf"),
+        page=report(f"{OUT}/tags/tags.html", category="Tags"),
+        picture=report(f"{OUT}/figures/tags.png", category="Tags"),
+    log:
+        f"{OUT}/logs/tags.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest(
+            "pask.evaluation.tags", "pask.report.tags", "pask.report.tag_picture"
+        ),
+    shell:
+        "python -m pask tags {params.args} 2>&1 | tee {log}"
 
 
 rule evaluate:

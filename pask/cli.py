@@ -129,6 +129,20 @@ def _figures(args: argparse.Namespace) -> None:
         print(path)
 
 
+def _tags(args: argparse.Namespace) -> None:
+    from pask.evaluation.tags import count_tags, folder_of
+    from pask.report.tag_picture import read_example, tag_figure
+    from pask.report.tags import write_page
+
+    config = _config(args)
+    folder = folder_of(config)
+    written = count_tags(config, args.sample)
+    written += write_page(folder)
+    written += tag_figure(read_example(folder / "example.json"), folder.parent / "figures")
+    for path in written:
+        print(path)
+
+
 def _prompts(args: argparse.Namespace) -> None:
     from pask.bfcl.answers import ANSWER_FORMS
     from pask.bfcl.prompts import STYLES
@@ -205,6 +219,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command("tables", _tables, "Make the tables from the long table.")
     command("figures", _figures, "Make the figures from the long table.")
+
+    tags = command(
+        "tags", _tags, "Count the calibration rows' tokens by structural tag; draw one row."
+    )
+    tags.add_argument("--sample", type=_count, metavar="N", help="rows per category; default: all")
 
     prompts = command(
         "prompts", _prompts, "Compare prompt styles and answer forms on the calibration split."

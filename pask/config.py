@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +14,9 @@ import yaml
 
 from pask.bfcl.prompts import style_named
 from pask.digests import digest
-from pask.errors import PaskError
+from pask.errors import PaskError, known_names
 from pask.paths import CONFIGS
+from pask.structure.buckets import check_coarsening, check_first_layers
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,19 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class StructureConfig:
+    """How tokens are put into buckets; see `pask.structure.buckets`."""
+
+    layer_groups: int | tuple[int, ...]  # how many, or the first layer of each
+    coarsening: str
+
+    def __post_init__(self) -> None:
+        check_coarsening(self.coarsening)
+        if not isinstance(self.layer_groups, int):
+            check_first_layers(self.layer_groups)
+
+
+@dataclass(frozen=True)
 class Entry:
     """One line of the comparison: a method at one budget, e.g. `snapkv@0.33`."""
 
@@ -65,6 +78,7 @@ class RunConfig:
     data: DataConfig
     max_new_tokens: int
     engine: EngineConfig
+    structure: StructureConfig
     entries: tuple[Entry, ...]
     paper_model: str
 
@@ -98,15 +112,10 @@ class RunConfig:
                 raise PaskError(
                     f"the method {name!r} is not in this run",
                     where=f"run {self.run}",
-                    todo=f"{_suggest(name, known)}it lists {', '.join(known)}",
+                    todo=known_names(name, known),
                 )
             chosen += [entry for entry in found if entry not in chosen]
         return tuple(chosen)
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
@@ -161,7 +170,7 @@ def _explain(error: jsonschema.ValidationError, where: str) -> PaskError:
         return PaskError(
             f"unknown key {extra!r} in {path}",
             where=where,
-            todo=f"{_suggest(str(extra), known)}known: {', '.join(known)}",
+            todo=known_names(str(extra), known),
         )
     return PaskError(f"{path}: {error.message}", where=where, todo="see configs/schema.json")
 
@@ -218,12 +227,18 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
             data=DataConfig(**raw["data"]),
             max_new_tokens=raw["decode"]["max_new_tokens"],
             engine=EngineConfig(**raw["engine"]),
+            structure=_structure(**raw["structure"]),
             entries=tuple(_entries(raw["methods"])),
             paper_model=raw["paper_model"],
         )
     except PaskError as error:
         raise PaskError(str(error), where=str(path)) from error
     return config
+
+
+def _structure(layer_groups: int | list[int], coarsening: str) -> StructureConfig:
+    groups = layer_groups if isinstance(layer_groups, int) else tuple(layer_groups)
+    return StructureConfig(groups, coarsening)
 
 
 def _two_decimals(budget: float) -> str:

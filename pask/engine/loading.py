@@ -54,18 +54,11 @@ def load_model(
     the GGUF file, or of a folder's `digest`. PaskError, in one line, for all that can be wrong with
     these.
     """
-    cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-    path, name = _locate(source, revision, cache)
-    if source == EMBEDDED:
-        sha256 = EMBEDDED_SHA256
-    if path.suffix == ".gguf" and path.is_file():
-        folder, digest = converted_folder(path, cache, sha256)
-    elif path.is_dir():
-        folder, digest = path, folder_digest(path)
+    folder, name, digest = model_folder(source, revision, cache_dir, sha256)
+    if digest is None:
+        digest = folder_digest(folder)
         if sha256 not in (None, digest):
             raise PaskError(f"the digest is {digest}", where=source, why=f"asked for: {sha256}")
-    else:
-        raise PaskError("neither a model folder nor a .gguf file", where=source)
     layout = read_layout(folder)
     spoken = load_tokenizer(folder)
     if len(spoken) > layout.vocab_size:
@@ -81,8 +74,24 @@ def load_model(
         name=name,
         folder=folder,
         digest=digest,
-        stop_token_ids=_stop_token_ids(folder, spoken),
+        stop_token_ids=stop_tokens(folder, spoken),
     )
+
+
+def model_folder(
+    source: str, revision: str | None, cache_dir: Path | None, sha256: str | None
+) -> tuple[Path, str, str | None]:
+    """The folder with the model's files, fetched or converted if need be; what the model is called;
+    its digest where a GGUF file was converted (and checked), None where `source` is a folder."""
+    cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    path, name = _locate(source, revision, cache)
+    if path.suffix == ".gguf" and path.is_file():
+        wanted = EMBEDDED_SHA256 if source == EMBEDDED else sha256
+        folder, digest = converted_folder(path, cache, wanted)
+        return folder, name, digest
+    if path.is_dir():
+        return path, name, None
+    raise PaskError("neither a model folder nor a .gguf file", where=source)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -141,7 +150,7 @@ def _from_hub(source: str, revision: str | None) -> Path:
         ) from error
 
 
-def _stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def stop_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """End tokens of the tokenizer and of the folder's configs (a chat's end and a text's end)."""
     found: set[int] = set()
     if tokenizer.eos_token_id is not None:

@@ -41,6 +41,8 @@ def test_defaults_are_filled(tmp_path: Path) -> None:
     assert config.max_new_tokens == 512
     assert config.engine.kv_dtype == "float16"
     assert config.paper_model == "Qwen3-4B"
+    assert config.structure.layer_groups == 3
+    assert config.structure.coarsening == "role_choice_next"
 
 
 def test_entries_are_named_by_method_variant_and_budget() -> None:
@@ -67,6 +69,13 @@ def test_override_reaches_a_nested_key_and_changes_the_digest() -> None:
     assert plain.digest == load(DEFAULT).digest
 
 
+def test_layer_groups_may_be_given_by_their_first_layers() -> None:
+    config = load(DEFAULT, ["structure.layer_groups=[0, 10, 20]", "structure.coarsening=role"])
+    assert config.structure.layer_groups == (0, 10, 20)
+    assert config.structure.coarsening == "role"
+    assert config.digest != load(DEFAULT).digest
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -88,6 +97,13 @@ def test_override_reaches_a_nested_key_and_changes_the_digest() -> None:
         ("engine={shards: 1, shards: 2}", "the key 'shards' is written twice"),
         ("engine.shards=2.0", "engine.shards: 2.0 is not of type 'integer'"),
         ("model.prompt=format_lst", "unknown prompt style 'format_lst'; did you mean"),
+        ("structure.coarsening=role_choise", "unknown coarsening 'role_choise'; did you mean"),
+        ("structure.layers=3", "unknown key 'layers' in structure; did you mean 'layer_groups'?"),
+        ("structure.layer_groups=0", "structure.layer_groups: 0 is less than the minimum of 1"),
+        ("structure.layer_groups=[]", "structure.layer_groups: [] should be non-empty"),
+        ("structure.layer_groups=[1, 9]", "the first layers [1, 9] do not begin with 0 and rise"),
+        ("structure.layer_groups=[0, x]", "structure.layer_groups.1: 'x' is not of type"),
+        ("structure.layer_groups=true", "structure.layer_groups: True is not of type"),
         ("methods=[{name: snapkv, params: {window: 3.5}}]", "window must be int, not 3.5"),
     ],
 )
@@ -112,5 +128,5 @@ def test_a_missing_file_names_those_that_are_there() -> None:
 
 
 def test_selecting_a_method_that_the_run_lacks() -> None:
-    with pytest.raises(PaskError, match=r"'h2o' is not in this run.*it lists full, snapkv"):
+    with pytest.raises(PaskError, match=r"'h2o' is not in this run.*known: full, snapkv"):
         load(DEFAULT).select(["h2o"])

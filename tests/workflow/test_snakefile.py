@@ -44,8 +44,9 @@ def jobs(output: str) -> dict[str, int]:
 
 def test_all_is_one_job_a_step_and_one_a_shard(checkout: Path) -> None:
     counts = jobs(dry_run(checkout, "all", "--cores", "all"))
-    steps = {"all": 1, "splits": 1, "model": 1, "score": 1, "tables": 1, "figures": 1}
-    assert counts == {**steps, "evaluate": CONFIG.engine.shards, "total": 6 + CONFIG.engine.shards}
+    once = ("all", "splits", "model", "tags", "score", "tables", "figures")
+    shards = CONFIG.engine.shards
+    assert counts == {**dict.fromkeys(once, 1), "evaluate": shards, "total": len(once) + shards}
 
 
 def test_the_shipped_profile_makes_the_short_form_work(checkout: Path) -> None:
@@ -58,7 +59,7 @@ def test_cores_without_a_number_is_refused_as_the_readme_says(checkout: Path) ->
     assert "argument --cores/-c: expected one argument" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["tables", "figures", "splits", "model", "score"])
+@pytest.mark.parametrize("target", ["tables", "figures", "splits", "model", "tags", "score"])
 def test_single_steps_are_targets(checkout: Path, target: str) -> None:
     assert target in jobs(dry_run(checkout, target, "--cores", "1"))
 
@@ -66,6 +67,10 @@ def test_single_steps_are_targets(checkout: Path, target: str) -> None:
 def test_one_method_alone_is_a_target(checkout: Path) -> None:
     output = dry_run(checkout, f"results/{CONFIG.run}/methods/snapkv.csv", "--cores", "1")
     assert jobs(output) == {"splits": 1, "model": 1, "method": 1, "total": 3}
+
+
+def test_tags_need_the_model_and_nothing_else(checkout: Path) -> None:
+    assert jobs(dry_run(checkout, "tags", "--cores", "1")) == {"model": 1, "tags": 1, "total": 2}
 
 
 def test_another_config_and_an_override_reach_the_commands(checkout: Path) -> None:
