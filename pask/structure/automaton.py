@@ -207,7 +207,7 @@ def union(states: Iterable[State]) -> State:
 
 def joined(parts: Iterable[Grown]) -> Grown:
     """The union of what several states do. Where they differ on a byte's unit, the most
-    consequential one is taken, and the unit closes only if it does in all of them."""
+    consequential one is taken; it opens or closes only if it does in every such reading."""
     edges: Edges = {}
     also: dict[int, list[Edge]] = {}
     final = False
@@ -225,16 +225,14 @@ def joined(parts: Iterable[Grown]) -> Grown:
 
 def _merged(several: list[Edge]) -> Edge:
     best = min(several, key=lambda edge: edge.rank)
-    phase = CLOSES
-    opens = 0
-    unit = best.unit
+    phase, unit = OPENS | CLOSES, best.unit
     for edge in several:
-        phase &= edge.phase
-        opens |= edge.phase & OPENS
+        if edge.rank == best.rank:
+            phase &= edge.phase
         if edge.unit is not unit:
             unit = _common(unit, edge.unit)
     target = union(edge.target for edge in several)
-    return Edge(best.rank, phase | opens, unit.role in CHOSEN_ROLES, target, unit)
+    return Edge(best.rank, phase, unit.role in CHOSEN_ROLES, target, unit)
 
 
 @cache
