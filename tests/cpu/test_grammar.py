@@ -260,3 +260,17 @@ def test_control_tokens_are_never_text():
     assert allowed(matcher)[0] == {"<tool_call>"}  # mere text, inside a string
     assert matcher.accept_string('"}}\n</tool_call>')
     assert allowed(matcher)[0] == {"<|im_end|>"}
+
+
+@pytest.mark.parametrize("form", ANSWER_FORMS)
+def test_letters_beyond_ascii_may_stand_before_hexadecimal_digits(form):
+    values = ["café au lait", "éa", "ÿ1€a", "\\x61", "😀a", "\\éa", "éé0"]
+    parameters = {"e": {"type": "string", "enum": values}, "éa": {"type": "string"}}
+    function = {
+        "name": "ñ0",
+        "parameters": {"type": "dict", "properties": parameters, "required": ["e"]},
+    }
+    for value in values:
+        calls = [{"ñ0": {"e": value, "éa": "x"}}]
+        assert accepts([function], render(calls, form), form)
+    assert not accepts([function], render([{"ñ0": {"e": "\u0e9a"}}], form), form)
