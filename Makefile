@@ -38,8 +38,9 @@ check: .venv/ready-dev
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
-.venv/ready-dev: .venv/ready requirements-dev.txt
+.venv/ready-dev: .venv/ready requirements-dev.txt requirements-dev-nodeps.txt
 	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps --require-hashes -r requirements-dev-nodeps.txt
 	touch $@
 
 clean:

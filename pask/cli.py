@@ -241,8 +241,10 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
-    bench.add_argument("name", metavar="NAME", help="evaluate")
-    bench.add_argument("--items", type=_count, default=8, help="how many rows to measure on")
+    bench.add_argument("name", metavar="NAME", help="evaluate, lockstep or tags")
+    bench.add_argument(
+        "--items", type=_count, metavar="N", help="rows (lockstep: tokens) to measure on"
+    )
     return parser
 
 

@@ -129,13 +129,21 @@ def _tool_block(block: str, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
 
 
 def _located(block: str, documents: Sequence[tuple[Piece, ...]]) -> list[Piece] | None:
+    """The documents in the block, and what the template says about them: how to use them and how
+    to answer stands before the first or after the last, and cannot be told from a heading."""
     pieces: list[Piece] = []
-    for document in documents:
+    for number, document in enumerate(documents):
         before, found, block = block.partition(joined(document))
         if not found:
             return None
-        pieces += [Piece(before, Label.TOOL_SCAFFOLD), *document]
-    return [*pieces, Piece(block, Label.TOOL_SCAFFOLD)]
+        around = Piece(before, Label.TOOL_SCAFFOLD) if number else _said(before)
+        pieces += [around, *document]
+    return [*pieces, _said(block)]
+
+
+def _said(text: str) -> Piece:
+    words = any(character.isalpha() for character in text)
+    return Piece(text, Label.INSTRUCTION if words else Label.TOOL_SCAFFOLD)
 
 
 def _filled(

@@ -119,11 +119,9 @@ class GrammarCompiler:
 
 
 def _fixed_width(grammar: str) -> str:
-    r"""The same grammar with `\x` escapes, which have no fixed length, as `\u` ones: xgrammar prints
-    "éa" as `\xe9a` and reads that back as one character."""
-    return re.sub(
-        r"\\(?:x([0-9a-f]{2})|.)", lambda m: f"\\u00{m[1]}" if m[1] else m[0], grammar
-    )
+    r"""The same grammar with `\u` escapes for `\x` ones, which have no fixed length: xgrammar
+    prints "éa" as `\xe9a` and reads that back as one character."""
+    return re.sub(r"\\(?:x([0-9a-f]{2})|.)", lambda m: f"\\u00{m[1]}" if m[1] else m[0], grammar)
 
 
 def accepts(functions: Sequence[Mapping[str, Any]], text: str, answer_form: str) -> bool:

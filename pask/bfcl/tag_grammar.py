@@ -15,7 +15,7 @@ from pask.bfcl.answers import (
 from pask.bfcl.schema import arguments_schema
 from pask.structure.calls import CallGrammar, CallLayout
 
-_LAYOUTS = {
+LAYOUTS = {
     "json_list": CallLayout(begin="[", separator=SEPARATORS[0], end="]"),
     "tool_call": CallLayout(open=BLOCK_BEGIN, close=BLOCK_END, separator=BLOCK_SEPARATOR),
 }
@@ -26,7 +26,7 @@ def tag_grammar(functions: Sequence[Mapping[str, Any]], answer_form: str) -> Cal
 
     PaskError for an unknown form and for documents that cannot be converted.
     """
-    layout = _LAYOUTS[check_answer_form(answer_form)]
+    layout = LAYOUTS[check_answer_form(answer_form)]
     return CallGrammar(
         {function["name"]: arguments_schema(function) for function in functions}, layout
     )

@@ -32,10 +32,10 @@ class Label(StrEnum):
     # What explains.
     PARAMETER_DESCRIPTION = "parameter_description"
     FUNCTION_DESCRIPTION = "function_description"
-    INSTRUCTION = "instruction"  # how to answer
+    INSTRUCTION = "instruction"  # how to answer; what a chat template says around its tool list
     WORKED_EXAMPLE = "worked_example"
     # What holds the rest together.
-    TOOL_SCAFFOLD = "tool_scaffold"  # punctuation and fixed keys of a tool document, text around it
+    TOOL_SCAFFOLD = "tool_scaffold"  # punctuation and fixed keys of a tool document, a heading
     CHAT_SCAFFOLD = "chat_scaffold"  # the chat template's: role marks, its default system text
 
 

@@ -61,3 +61,13 @@ def test_more_rows_than_there_are_and_unknown_benchmarks_are_refused(
 def test_a_ratio_says_how_many_times_better_ours_is() -> None:
     assert Measured(6.0, 3.0, "rows/hour", 1).ratio == 2
     assert Measured(3.0, 6.0, "seconds", 1, less_is_better=True).ratio == 2
+
+
+def test_lockstep_walks_until_it_has_its_tokens(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "lockstep", "--config", str(config), "--items", "300"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["n"] >= 300
+    assert f"desyncs=0 in {result['n']} tokens" in captured.err

@@ -112,11 +112,11 @@ def test_every_style_form_and_template(template, style, form, tokenizers, rows):
 def test_native_adds_nothing_to_the_templates_own_form(tokenizers, rows):
     row = rows["simple_python_0"]
     prompt = build_prompt(row, tokenizers["system_tools"], "native", "tool_call")
-    assert of(prompt, "instruction") == []
+    assert of(prompt, "instruction") == ["\n\n# Tools\n<tools>\n", "\n</tools>"]
     assert prompt.text.startswith("<|im_start|>system\nYou are helpful.\n\n# Tools\n<tools>\n{")
     assert prompt.pieces[0] == Piece("<|im_start|>system\nYou are helpful.", Label.CHAT_SCAFFOLD)
-    assert prompt.pieces[1].text.startswith("\n\n# Tools\n<tools>\n{")
-    assert prompt.pieces[1].label == "tool_scaffold"
+    assert prompt.pieces[2].text.startswith('{"type": "function"')
+    assert prompt.pieces[2].label == "tool_scaffold"
     line = next(line for line in prompt.text.splitlines() if line.startswith('{"type"'))
     tool = json.loads(line)
     assert tool["type"] == "function"
