@@ -55,14 +55,20 @@ def call_schema(function: Mapping[str, Any]) -> JsonSchema:
     }
 
 
-def any_call_schema(functions: Sequence[Mapping[str, Any]]) -> JsonSchema:
-    """The JSON Schema of one call of any of the functions (at least one, no name twice)."""
+def function_names(functions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The functions' names; PaskError where there is none, or one is there twice."""
     names = [function["name"] for function in functions]
     if not names:
         raise PaskError("a row without functions has no grammar")
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise PaskError(f"two functions share the name {repeated[0]!r}")
+    return names
+
+
+def any_call_schema(functions: Sequence[Mapping[str, Any]]) -> JsonSchema:
+    """The JSON Schema of one call of any of the functions (at least one, no name twice)."""
+    function_names(functions)
     return {"anyOf": [call_schema(function) for function in functions]}
 
 

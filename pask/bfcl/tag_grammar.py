@@ -12,8 +12,9 @@ from pask.bfcl.answers import (
     SEPARATORS,
     check_answer_form,
 )
-from pask.bfcl.schema import arguments_schema
-from pask.structure.calls import CallGrammar, CallLayout
+from pask.bfcl.schema import arguments_schema, function_names
+from pask.structure.call_layout import CallLayout
+from pask.structure.calls import CallGrammar
 
 LAYOUTS = {
     "json_list": CallLayout(begin="[", separator=SEPARATORS[0], end="]"),
@@ -24,9 +25,11 @@ LAYOUTS = {
 def tag_grammar(functions: Sequence[Mapping[str, Any]], answer_form: str) -> CallGrammar:
     """The tag grammar of one or more calls of these functions in that answer form.
 
-    PaskError for an unknown form and for documents that cannot be converted.
+    PaskError for an unknown form and for documents that cannot be converted, as the masks' grammar
+    has it.
     """
     layout = LAYOUTS[check_answer_form(answer_form)]
+    function_names(functions)
     return CallGrammar(
         {function["name"]: arguments_schema(function) for function in functions}, layout
     )

@@ -70,7 +70,8 @@ class _Sequence:
     def result(self) -> Generation:
         assert self.finish is not None
         resident = self.store.resident_bytes()
-        # The grammar's own bytes; a character can only be cut short by the token limit.
+        # The grammar's own bytes; a character can be cut short by the token limit, and xgrammar
+        # lets surrogates through.
         text = b"".join(self.vocabulary[token] for token in self.tokens).decode(errors="replace")
         return Generation(
             request_id=self.task.request.id,

@@ -16,7 +16,7 @@ import pandas as pd
 
 from pask.structure.buckets import all_buckets, bucket_name
 from pask.structure.labels import PROTECTED, Label
-from pask.structure.tags import CONSEQUENCE, Choice, Next, Phase, Role, Tag
+from pask.structure.tags import RANK, Choice, Next, Phase, Role, Tag
 
 ANSWER_COLUMNS = ("token_class", "role", "phase", "choice", "next", "tokens", "requests", "share")
 PROMPT_COLUMNS = ("label", "tokens", "requests", "share", "protected")
@@ -92,12 +92,11 @@ def answer_table(rows: Sequence[TaggedRow]) -> pd.DataFrame:
     """`ANSWER_COLUMNS`: the exact tags that occur, most consequential first."""
     tallies = _tallies(rows, lambda row: row.answer, lambda tag: tag)
     total = _total(tallies)
-    order = {pair: rank for rank, pair in enumerate(CONSEQUENCE)}
     places = [list(kind) for kind in (Phase, Choice, Next)]
 
     def key(tag: Tag) -> tuple[int, ...]:
         rest = (kinds.index(part) for kinds, part in zip(places, tag[2:], strict=True))
-        return order[tag.token_class, tag.role], *rest
+        return RANK[tag.token_class, tag.role], *rest
 
     records = [
         (*tag, tally.tokens, len(tally.requests), round(tally.tokens / total, SHARE_DIGITS))

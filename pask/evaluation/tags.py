@@ -1,7 +1,7 @@
 """Counts what there is to decide about: the calibration rows' tokens by tag, label and bucket.
 
 Of each row the whole prompt and a passing gold answer, not a model's output: what an answer that
-counts as right is made of. Only the tokenizer is read, never a weight.
+counts as right is made of. Only the tokenizer is used; no model runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pask.files import write_json, write_text
 from pask.progress import Progress
 from pask.provenance import versions
 from pask.structure.buckets import layer_groups
-from pask.structure.tracker import IllegalBytes, Tracker
+from pask.structure.tracker import Tracker
 
 PART = "cal"
 
@@ -134,7 +134,7 @@ def tag_row(
     tracker = Tracker(request.tag_grammar)
     try:
         tags = [tracker.accept(token) for token in tokens]
-    except (IllegalBytes, ValueError) as error:
+    except ValueError as error:
         raise HarnessFault(
             "the tag grammar refuses a passing answer", where=where, why=str(error)
         ) from error

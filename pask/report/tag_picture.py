@@ -117,9 +117,9 @@ def _caption(example: Example) -> str:
     return (
         f"BFCL row {about['id']} ({about['split']}) with a gold answer, in {about['model']}'s "
         "tokens: a label follows from how the prompt was put together and a tag from the grammar "
-        f"alone (that of “{_drawable(text).strip()}” is class {tag.token_class}, role {tag.role}, "
-        f"state {tag.phase}/{tag.choice}, next {tag.next}), so that what a token is for is known "
-        "without a look at attention."
+        f"and the accepted text alone (that of “{_drawable(text).strip()}” is class "
+        f"{tag.token_class}, role {tag.role}, state {tag.phase}/{tag.choice}, next {tag.next}), so "
+        "that what a token is for is known without a look at attention."
     )
 
 

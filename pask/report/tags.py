@@ -152,17 +152,23 @@ def _notes(about: Mapping[str, Any]) -> list[str]:
         f"Split {about['split']}, seed {about['split_seed']}, digest "
         f"{about['split_digest'][:16]}: {about['rows']:,} rows, "
         f"{about['answer_tokens']:,} answer tokens, {about['prompt_tokens']:,} prompt tokens.",
-        "Answers are passing gold answers, not a model's output: every argument's first gold "
-        "alternative that the checker and the grammar take, optional ones included. The stop "
-        "token is no part of them.",
+        "Answers are passing gold answers, not a model's output: of every argument the first gold "
+        "alternative that is a value and that the checker and the grammar take; an argument is "
+        "left out where leaving it out is the only one. The stop token is no part of them.",
         f"Tokens of {about['model']}'s tokenizer; prompt {about['prompt']}, answer form "
         f"{about['answer_form']}.",
         f"A bucket is the coarsened tag ({about['coarsening']}) with a group of layers; the groups "
         f"are layers {layers}. A token has the same tag in all layers, so it counts once in each "
         "group (buckets.csv); exact tags are in answer_tokens.csv.",
-        "Free: the grammar left a choice for at least one byte of the token. Critical: it leaves "
-        "one for the next byte, and that byte decides on a name, a key, a value or whether to go "
-        "on. A token that spans several things counts as the most consequential one.",
+        "Free: the grammar left a choice for at least one byte of the token; forced: for none. "
+        "Critical: it leaves one for the next byte, and that byte decides on a name, a key, a "
+        "value or whether to go on; not_critical: such a choice is further ahead, or none comes. "
+        "A token that spans several things counts as the most consequential one.",
+        "function_selector: which function; enum: a value from a list of the schema's; nested_*: "
+        "inside a list or object that is an argument's value; call_boundary: where calls begin and "
+        "end; argument_boundary: brackets and commas of the arguments; layout: fixed text. "
+        "tool_scaffold: punctuation and fixed keys of the tool list; chat_scaffold: what the chat "
+        "template adds. Protected: nothing else in a request can stand in for it.",
         "An example is the bucket's most frequent token, in brackets, where it occurs first.",
     ]
     if left_out:

@@ -9,7 +9,7 @@ on the first visit; a grammar is ready as soon as its start state exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from pask.structure.tags import (
@@ -97,7 +97,7 @@ class State:
 
     @property
     def distance(self) -> int:
-        """Fewest bytes to a critical state; NEAR_BYTES + 1 for more, -1 where none can come."""
+        """Fewest bytes to a critical state; NEAR_BYTES + 1 for more, -1 where the text ends."""
         if self._distance is None:
             self._distance = self._measure()
         return self._distance
@@ -235,7 +235,7 @@ def _merged(several: list[Edge]) -> Edge:
     return Edge(best.rank, phase, unit.role in CHOSEN_ROLES, target, unit)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _common(unit: Unit, other: Unit) -> Unit:
     """The unit with the path that both share: what is decided whichever it turns out to be."""
     path = unit.path

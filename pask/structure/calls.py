@@ -7,37 +7,37 @@ the functions, with the arguments' JSON Schema and the layout of `pask.structure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pask.structure.automaton import CLOSES, END, OPENS, State, TagGrammar, Unit, text, union
-from pask.structure.json_values import LAYOUT, JsonSchema, Place, literal, members
+from pask.structure.call_layout import CallLayout
+from pask.structure.json_values import (
+    LAYOUT,
+    JsonSchema,
+    Place,
+    check_schema,
+    literal,
+    members,
+)
 from pask.structure.tags import Role, TokenClass
 
 _BOUNDARY = Unit(TokenClass.BOUNDARY, Role.CALL_BOUNDARY)
-
-
-@dataclass(frozen=True)
-class CallLayout:
-    """The text around calls: `begin open CALL close separator open CALL close ... end`."""
-
-    begin: str = ""
-    open: str = ""
-    close: str = ""
-    separator: str = ""
-    end: str = ""
 
 
 class CallGrammar(TagGrammar):
     """The answers that hold one or more calls of these functions.
 
     `functions`: name -> JSON Schema of its arguments object (declared keys, in order), as in
-    `pask.bfcl.schema.arguments_schema`. ValueError for no functions, and, when an answer gets
-    there, for a schema that is not of this kind.
+    `pask.bfcl.schema.arguments_schema`. ValueError for no functions, and for a schema that is not
+    of this kind.
     """
 
     def __init__(self, functions: Mapping[str, JsonSchema], layout: CallLayout) -> None:
         if not functions:
             raise ValueError("an answer needs at least one function to call")
+        for name, schema in functions.items():
+            if schema.get("type") != "object" or schema.get("additionalProperties") is True:
+                raise ValueError(f"function {name!r}: arguments are an object of declared keys")
+            check_schema(schema, f"function {name!r}")
         self._functions = functions
         again = State(lambda: first.grown)
         end = _bound(layout.end, END, CLOSES)

@@ -1,7 +1,8 @@
 """JSON values in a fixed layout as states: exactly what xgrammar makes of the same JSON Schema.
 
 The layout is that of `json.dumps` with its default separators and `ensure_ascii=False`; keys come
-in the schema's order. Strings are UTF-8 without control characters, with JSON's escapes.
+in the schema's order. Strings are UTF-8 without control characters, with JSON's escapes; as
+xgrammar does, they let surrogates through (ED A0 80 and the like), which no text holds.
 """
 
 from __future__ import annotations
@@ -59,8 +60,28 @@ class Place:
         return Place(Role.NESTED, (*self.path, *names))
 
 
+def check_schema(schema: JsonSchema, where: str) -> None:
+    """ValueError, saying where, for a schema that has no grammar here."""
+    kind = schema.get("type")
+    if "enum" in schema:
+        if not schema["enum"]:
+            raise ValueError(f"{where}: an enumeration without values admits nothing")
+    elif kind == "array":
+        check_schema(schema.get("items", {}), f"{where}, items")
+    elif kind == "object" and schema.get("additionalProperties") is not True:
+        if "properties" not in schema:
+            raise ValueError(f"{where}: an object needs properties, or additionalProperties: true")
+        unknown = set(schema.get("required", ())) - set(schema["properties"])
+        if unknown:
+            raise ValueError(f"{where}: {sorted(unknown)[0]!r} is required and not declared")
+        for name, inner in schema["properties"].items():
+            check_schema(inner, f"{where}, {name!r}")
+    elif kind not in (None, "object", "string", "integer", "number", "boolean"):
+        raise ValueError(f"{where}: no grammar for a value of type {kind!r}")
+
+
 def value(schema: JsonSchema, place: Place, then: State) -> State:
-    """Any value that the schema admits, and then `then`."""
+    """Any value that the schema admits, and then `then`; see `check_schema`."""
     if "enum" in schema:
         return _enum(schema["enum"], place.path, then)
     kind = schema.get("type")
@@ -77,9 +98,8 @@ def value(schema: JsonSchema, place: Place, then: State) -> State:
         return string(place.unit(TokenClass.STRING), then)
     if kind in ("integer", "number"):
         return _number(place.unit(TokenClass.NUMBER), then, whole=kind == "integer")
-    if kind == "boolean":
-        return _literals((b"true", b"false"), place.unit(TokenClass.BOOLEAN), then)
-    raise ValueError(f"no grammar for a value of type {kind!r}")
+    assert kind == "boolean", kind
+    return _literals((b"true", b"false"), place.unit(TokenClass.BOOLEAN), then)
 
 
 def literal(value: Any) -> bytes:
@@ -151,12 +171,20 @@ LAYOUT = Unit(TokenClass.SCAFFOLD, Role.LAYOUT)
 
 
 def _enum(values: Sequence[Any], path: tuple[str, ...], then: State) -> State:
-    string_unit = Unit(TokenClass.STRING, Role.ENUM, path)
-    number_unit = Unit(TokenClass.NUMBER, Role.ENUM, path)
-    units = [string_unit if isinstance(value, str) else number_unit for value in values]
+    written = {literal(value): class_of(value) for value in values}  # a value may be listed twice
     return union(
-        text(literal(value), unit, then) for value, unit in zip(values, units, strict=True)
+        text(spelled, Unit(token_class, Role.ENUM, path), then)
+        for spelled, token_class in written.items()
     )
+
+
+def class_of(value: Any) -> TokenClass:
+    """The class of a string, number, boolean or null."""
+    if value is None:
+        return TokenClass.NULL
+    if isinstance(value, bool):
+        return TokenClass.BOOLEAN
+    return TokenClass.STRING if isinstance(value, str) else TokenClass.NUMBER
 
 
 def _literals(words: Sequence[bytes], unit: Unit, then: State) -> State:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pask.structure.calls import CallLayout
+from pask.structure.call_layout import CallLayout
 from pask.structure.tags import RANK, Role, TokenClass
 
 
@@ -32,6 +32,15 @@ class Rule(NamedTuple):
     @property
     def rank(self) -> int:
         return RANK[self.token_class, self.role]
+
+
+_ENUM_CLASSES = {
+    str: TokenClass.STRING,
+    int: TokenClass.NUMBER,
+    float: TokenClass.NUMBER,
+    bool: TokenClass.BOOLEAN,
+    type(None): TokenClass.NULL,
+}
 
 
 def _quoted(text: str) -> str:
@@ -98,12 +107,11 @@ class RoleText:
     def _value(self, schema: Mapping[str, Any], role: Role) -> list[str]:
         """The rules of the alternatives that a value of this schema has."""
         if "enum" in schema:
-            kinds = [TokenClass.STRING if isinstance(v, str) else TokenClass.NUMBER
-                     for v in schema["enum"]]  # fmt: skip
             start = f"enum-{len(self.rules)}"
+            texts = {_json(value): _ENUM_CLASSES[type(value)] for value in schema["enum"]}
             return [
-                self._add(f"{start}-{at}", (kind, Role.ENUM), [_quoted(_json(value))])
-                for at, (kind, value) in enumerate(zip(kinds, schema["enum"], strict=True))
+                self._add(f"{start}-{at}", (kind, Role.ENUM), [_quoted(text)])
+                for at, (text, kind) in enumerate(texts.items())
             ]
         kind = schema.get("type")
         if kind == "string":

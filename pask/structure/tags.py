@@ -5,8 +5,11 @@ reference answer enters it. This module is its vocabulary, in the one order that
 
 - class: what the token is, as text.
 - role: what it is responsible for in the answer.
-- state: (phase, choice). The phase says which part of its unit (a name, a key, a value, with the
-  quotes around it; a bracket) the token is; the choice says whether the grammar left any.
+- state: (phase, choice). The phase says which part of its unit the token is: names, keys and
+  strings open and close with their quotes; brackets, and the text around calls, open or close the
+  thing they stand around; commas and layout are always inside. A number has no last byte that
+  could be known (another digit may follow), so it opens and never closes. The choice says whether
+  the grammar left any.
 - next: how far the frontier, where the next byte will go, is from a critical state.
 
 **Critical** is a state in which the next byte is not forced (two bytes are legal, or one and the
@@ -15,7 +18,8 @@ argument, which value, whether to go on. The distance is counted in bytes.
 
 **Consequence.** A token that holds bytes of several units is tagged as the most consequential one,
 the first in `CONSEQUENCE`: a wrong function fails the call whatever follows, a wrong value fails an
-argument, punctuation follows from what stands around it.
+argument, punctuation follows from what stands around it. Of several units of equal consequence all
+phases count, and the choice is shared if it is so for the last of them.
 """
 
 from __future__ import annotations
@@ -38,12 +42,12 @@ class TokenClass(StrEnum):
 
 class Role(StrEnum):
     FUNCTION_SELECTOR = "function_selector"
-    ENUM = "enum"
+    ENUM = "enum"  # a value from a list of the schema's, also inside a list or object
     REQUIRED_VALUE = "required_value"
     OPTIONAL_VALUE = "optional_value"
     REQUIRED_KEY = "required_key"
     OPTIONAL_KEY = "optional_key"
-    NESTED = "nested"  # keys, values and brackets inside an argument's own list or object
+    NESTED = "nested"  # an argument's list or object: its brackets, and keys and values in them
     CALL_BOUNDARY = "call_boundary"
     ARGUMENT_BOUNDARY = "argument_boundary"
     LAYOUT = "layout"
@@ -53,20 +57,20 @@ class Phase(StrEnum):
     OPENING = "opening"
     INSIDE = "inside"
     CLOSING = "closing"
-    WHOLE = "whole"  # holds an opening and a closing byte
+    WHOLE = "whole"  # holds an opening and a closing byte: a whole unit, or an end and a beginning
 
 
 class Choice(StrEnum):
-    FREE = "free"  # at least one of the token's bytes was one of several legal ones
+    FREE = "free"  # at one of the token's bytes another byte, or the end, would have been legal
     SHARED = "shared"  # forced, but what is being spelled is still one of several alternatives
     FORCED = "forced"
 
 
 class Next(StrEnum):
     CRITICAL = "critical"  # the next byte is a critical choice
-    NEAR = "near"  # at most NEAR_BYTES forced bytes before it
-    FAR = "far"
-    END = "end"  # nothing critical follows any more
+    NEAR = "near"  # one is 1 to NEAR_BYTES bytes ahead
+    FAR = "far"  # none is that near
+    END = "end"  # none is that near, and the text ends before
 
 
 _VALUES = (TokenClass.STRING, TokenClass.NUMBER, TokenClass.BOOLEAN, TokenClass.NULL)

@@ -3,8 +3,8 @@
 xgrammar compiles the text of `pask.structure.role_text`, in which every rule has one role, for a
 vocabulary of single bytes. Its matcher is asked, after every byte, which rules its parser is in
 and which are yet to begin; everything of a tag follows from that and from the mask. The vocabulary
-of tags is all that is shared with `pask.structure.automaton` and what is built on it, so a mistake
-in either shows as a difference.
+of tags, the schemas and the text around calls are all that is shared with the tracker, so a mistake
+in either walker shows as a difference.
 
 xgrammar prints its parser's items through `GrammarMatcher._debug_print_internal_state`, which is
 private and has no promised format: this module is written for xgrammar 0.2.8, a test pins one
@@ -23,7 +23,7 @@ import numpy as np
 import xgrammar as xgr
 from numpy.typing import NDArray
 
-from pask.structure.calls import CallLayout
+from pask.structure.call_layout import CallLayout
 from pask.structure.role_text import RoleText, Rule
 from pask.structure.tags import (
     CHOSEN_ROLES,

@@ -20,8 +20,10 @@ from pask.bfcl.request import Request, RequestBuilder
 from pask.bfcl.splits import build_splits
 from pask.cli import main
 from pask.config import load
+from pask.engine.vocabulary import Vocabulary
 from pask.errors import HarnessFault, PaskError
 from pask.evaluation.keys import key_parts
+from pask.evaluation.model import load_vocabulary
 from pask.evaluation.tag_tables import (
     TaggedRow,
     answer_table,
@@ -30,7 +32,7 @@ from pask.evaluation.tag_tables import (
     prompt_table,
     visible,
 )
-from pask.evaluation.tags import Vocabulary, load_vocabulary, tag_row
+from pask.evaluation.tags import tag_row
 from pask.structure.labels import Label
 from pask.structure.tags import Choice, Next, Phase, Role, Tag, TokenClass
 from tests.cpu.tiny import tiny_folder

@@ -14,7 +14,8 @@ from pask.bfcl.answers import ANSWER_FORMS, render
 from pask.bfcl.data import CATEGORIES, load_rows
 from pask.bfcl.schema import arguments_schema
 from pask.bfcl.tag_grammar import LAYOUTS, tag_grammar
-from pask.structure.calls import CallGrammar, CallLayout
+from pask.structure.call_layout import CallLayout
+from pask.structure.calls import CallGrammar
 from pask.structure.tags import Choice, Next, Phase, Role, Tag, TokenClass
 from pask.structure.tracker import IllegalBytes, Tracker
 from pask.structure.xgrammar_states import XgrammarTracker, byte_vocabulary
@@ -87,7 +88,10 @@ ODD = {
               "kind": {"enum": [-1, 10, 100]}}, "required": ["kk"], "additionalProperties": False},
         "l": {"type": "array", "items": {"type": "array", "items": {"enum": [1, 11]}}},
         "f": {"type": "object", "additionalProperties": True}, "b": {"type": "boolean"}, "any": {},
-        "é": {"type": "array", "items": {"type": "object", "properties": {}}}}, "required": []},
+        "é": {"type": "array", "items": {"type": "object", "properties": {}}},
+        "deep": {"type": "object", "properties": {"a": {"type": "object", "properties": {
+            "k1": {"enum": [None, True, 10, "1", True, "x", "x", "xx"]},
+            "k2": {"type": "boolean"}}, "required": ["k2"]}}, "required": ["a"]}}, "required": []},
 }  # fmt: skip
 FORMS = {
     "list": LAYOUTS["json_list"],

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pask.bfcl.answers import ANSWER_FORMS, Call, render
 from pask.bfcl.tag_grammar import tag_grammar
 from pask.errors import PaskError
-from pask.structure.calls import CallGrammar, CallLayout
+from pask.structure.call_layout import CallLayout
+from pask.structure.calls import CallGrammar
 from pask.structure.tags import Choice, Next, Phase, Role, Tag, TokenClass
 from pask.structure.tracker import IllegalBytes, Tracker
 
@@ -155,6 +156,7 @@ def answers(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[Call]]:
     return functions, calls
 
 
+@settings(deadline=None)
 @given(answers(), st.sampled_from(ANSWER_FORMS), st.data())
 def test_any_answer_is_accepted_in_any_tokens_and_leads_to_the_same_place(
     answer: tuple[list[dict[str, Any]], list[Call]], form: str, data: st.DataObject
@@ -180,6 +182,7 @@ def test_any_answer_is_accepted_in_any_tokens_and_leads_to_the_same_place(
     assert by_tokens.can_end
 
 
+@settings(deadline=None)
 @given(answers(), st.sampled_from(ANSWER_FORMS), st.data())
 def test_tokens_taken_back_leave_no_trace(
     answer: tuple[list[dict[str, Any]], list[Call]], form: str, data: st.DataObject
@@ -267,11 +270,14 @@ def test_a_tag_is_the_four_parts_of_equation_three() -> None:
     assert found.state == (Phase.WHOLE, Choice.FORCED)
 
 
-def test_equal_grammars_give_equal_tags_and_share_nothing() -> None:
+def test_grammars_made_twice_give_equal_tags_and_share_no_state_before_the_end() -> None:
     text = b'[{"name": "weather.now", "arguments": {"city": "R", "days": -12}}]'
     first, second = (Tracker(tag_grammar(FUNCTIONS, "json_list")) for _ in range(2))
-    assert [first.accept(bytes([b])) for b in text] == [second.accept(bytes([b])) for b in text]
-    assert first.state.edges == second.state.edges == {}
+    for byte in text[:-1]:
+        assert first.accept(bytes([byte])) == second.accept(bytes([byte]))
+        assert first.state is not second.state
+        assert first.legal == second.legal
+    assert first.accept(text[-1:]) == second.accept(text[-1:])
 
 
 def test_enumerations_are_written_as_the_layout_writes_them() -> None:
@@ -289,3 +295,56 @@ def test_no_functions_and_an_unknown_form_are_told() -> None:
         CallGrammar({}, CallLayout())
     with pytest.raises(PaskError, match="unknown answer form 'yaml'"):
         tag_grammar(FUNCTIONS, "yaml")
+
+
+def test_a_value_listed_twice_is_one_and_every_type_has_its_class() -> None:
+    function = document("f", ["x"], x={"type": "string", "enum": ["ok", "ok", "no"]})
+    assert tags(['[{"name": "f", "arguments": {"x": "', "o", 'k"'], [function])[1:] == [
+        "'o': (string, enum, inside/free, near)",
+        "'k\"': (string, enum, closing/forced, near)",
+    ]
+    schema = {"type": "object", "properties": {"x": {"enum": [True, "1", 1, None]}}}
+    grammar = CallGrammar({"f": schema}, CallLayout())
+    for text, token_class in (
+        ("true", TokenClass.BOOLEAN),
+        ('"1"', TokenClass.STRING),
+        ("1", TokenClass.NUMBER),
+        ("null", TokenClass.NULL),
+    ):
+        tracker = Tracker(grammar)
+        tracker.accept(b'{"name": "f", "arguments": {"x": ')
+        assert tracker.accept(text.encode())[:2] == (token_class, Role.ENUM)
+
+
+def test_of_equal_units_in_a_token_the_last_decides_whether_the_choice_is_shared() -> None:
+    inner = {"type": "dict", "properties": {"k1": {"type": "any"}, "k2": {"type": "any"}}}
+    inner["required"] = ["k2"]
+    outer = {"type": "dict", "properties": {"a": inner}, "required": ["a"]}
+    function = document("f", ["x"], x=outer)
+    assert tags(['[{"name": "f", "arguments": {"x": {', '"a": {"k'], [function])[1:] == [
+        '\'"a": {"k\': (key, nested, whole/shared, critical)'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "object"}, "an object needs properties"),
+        ({"type": "object", "properties": {}, "required": ["z"]}, "'z' is required and not"),
+        ({"enum": []}, "an enumeration without values"),
+        ({"type": "array", "items": {"type": "date"}}, "items: no grammar .* 'date'"),
+    ],
+)
+def test_schemas_without_a_grammar_are_refused_when_the_grammar_is_made(
+    schema: dict[str, Any], told: str
+) -> None:
+    arguments = {"type": "object", "properties": {"x": schema}}
+    with pytest.raises(ValueError, match=rf"^function 'f', 'x'.*{told}"):
+        CallGrammar({"f": arguments}, CallLayout())
+    with pytest.raises(ValueError, match="arguments are an object of declared keys"):
+        CallGrammar({"f": {"type": "object", "additionalProperties": True}}, CallLayout())
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    with pytest.raises(PaskError, match=r"two functions share the name 'weather\.now'"):
+        tag_grammar([WEATHER, WEATHER], "json_list")

@@ -67,3 +67,11 @@ def test_manners() -> None:
     for path in [PROJECT / "README.md", PROJECT / "Makefile", PROJECT / "pyproject.toml"]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"/home/|/root/|/work/|pypi\.org|pythonhosted", text), path
+
+
+def test_the_python_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[1] == "b' id' (key, required_key, whole/free, near)"
