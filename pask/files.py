@@ -10,20 +10,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from pask.errors import PaskError
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
-    """A text file that appears under `path` only when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """A text file that appears under `path` only when the block ends without an error.
+
+    PaskError, naming `path`, where it cannot be written.
+    """
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-            yield out
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
+                yield out
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise PaskError(
+            "the file cannot be written",
+            where=str(path),
+            why=error.strerror or type(error).__name__,
+            todo="make room for it: no file may have a folder's name, no folder a file's",
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -219,7 +219,7 @@ def measure(config: RunConfig, items: int) -> Measured:
     by_category = [[row for row in rows.values() if row.category == name] for name in CATEGORIES]
     walker = Walker(load_vocabulary(config).info, random.Random(config.data.seed))
     for form, group in itertools.cycle(itertools.product(ANSWER_FORMS, by_category)):
-        second_way = walker.random.random() < SECOND_WAY
+        second_way = not walker.second_way_tokens or walker.random.random() < SECOND_WAY
         subject = walker.subject(walker.random.choice(group), form, second_way=second_way)
         for _ in range(WALKS):
             walker.walk(subject)

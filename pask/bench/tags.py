@@ -99,7 +99,9 @@ def _decode(
         seconds.append(time.perf_counter() - start)
         tokens.append(sum(answer.new_tokens for answer in answers))
     if tokens[1] <= tokens[0]:
-        raise PaskError("the answers are too short to time a decode step", todo="raise --items")
+        raise PaskError(
+            "the answers are too short to time a decode step", todo="raise decode.max_new_tokens"
+        )
     order = {request.id: at for at, request in enumerate(requests)}
     answers.sort(key=lambda answer: order[answer.request_id])
     return 1e6 * (seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), answers

@@ -81,6 +81,9 @@ def _render(
         )
     except TemplateError as error:
         raise PaskError("the chat template refuses the messages", why=str(error)) from error
+    except Exception as error:  # a template is a program: it can divide by zero
+        why = f"{type(error).__name__}: {error}"
+        raise PaskError("the chat template fails on the messages", why=why) from error
     assert isinstance(text, str)  # one conversation, not tokenised
     return text
 

@@ -52,7 +52,12 @@ ul { color: var(--soft); padding-left: 1.1rem; margin-top: 1.8rem; font-size: .8
   max-width: 48rem; }
 """.strip()
 
-_MD_SPECIAL = re.compile(r"[\\|_*<]")
+_MD_SPECIAL = re.compile(r"[\\|_*<`\[&~$]")
+
+
+def _md(text: str) -> str:
+    return _MD_SPECIAL.sub(r"\\\g<0>", text)
+
 
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -109,7 +114,7 @@ def write_errors(
 
 def markdown(title: str, smoke: str, blocks: Sequence[Block], notes: Sequence[str]) -> str:
     """GitHub-flavoured Markdown; the lines of a cell are joined by <br>."""
-    parts = [f"### {title}", ""]
+    parts = [f"### {_md(title)}", ""]
     if smoke:
         parts += [f"> **{smoke}**", ""]
     for block in blocks:
@@ -122,10 +127,7 @@ def markdown(title: str, smoke: str, blocks: Sequence[Block], notes: Sequence[st
 
 def _md_row(line: Line) -> str:
     mark = "*" if line.muted else ""
-    cells = (
-        "<br>".join(mark + _MD_SPECIAL.sub(r"\\\g<0>", text) + mark for text in cell)
-        for cell in line.cells
-    )
+    cells = ("<br>".join(mark + _md(text) + mark for text in cell) for cell in line.cells)
     return f"| {' | '.join(cells)} |"
 
 

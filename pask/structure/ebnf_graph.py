@@ -157,12 +157,18 @@ class _Builder:
             case Repetition(part, low, high):
                 here = then
                 for _ in range((high or 0) - low):
-                    here = self._node(skips=[then, self._build(part, here)])
+                    inner = self._build(part, here)
+                    if inner is here:  # the part is the empty text
+                        break
+                    here = self._node(skips=[then, inner])
                 return self._times(part, low, here)
 
     def _times(self, part: Expression, count: int, then: Node) -> Node:
         for _ in range(count):
+            before = then
             then = self._build(part, then)
+            if then is before:  # the part is the empty text
+                break
         return then
 
     def _chain(self, chain: tuple[ByteRange, ...], leaf: Leaf, then: Node) -> Arc:

@@ -221,6 +221,8 @@ class _Rules(Transformer[Token, Any]):
         if sign.type != "COUNT":
             return Repetition(part, int(sign == "+"), 1 if sign == "?" else None)
         low, comma, high = (piece.strip() for piece in sign[1:-1].partition(","))
+        if max(len(low), len(high)) > 9:  # more digits than any count that fits in memory
+            raise PaskError("a count of more than 9 digits", where=_where(sign))
         most = int(low) if not comma else int(high) if high not in ("", "-1") else None
         if most is not None and most < int(low):
             raise PaskError(

@@ -128,6 +128,7 @@ class _Members:
         self._required = frozenset(self.schema.get("required", ()))
         self._close = text(b"}", self.bracket, self.then, CLOSES)
         self._made: dict[int, State] = {}
+        self._members: dict[int, State] = {}
 
     def after(self, done: int) -> State:
         """The members before `done` are written or left out, the last of them written."""
@@ -138,7 +139,9 @@ class _Members:
     def _grow(self, done: int) -> Grown:
         starts: list[State] = []
         for at in range(done, len(self._names)):
-            starts.append(self._member(at))
+            if at not in self._members:
+                self._members[at] = self._member(at)
+            starts.append(self._members[at])
             if self._names[at] in self._required:
                 break
         else:

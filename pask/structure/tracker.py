@@ -75,6 +75,8 @@ class Tracker:
 
 
 def _walk(state: State, token: bytes) -> tuple[State, Tag]:
+    if not isinstance(token, bytes):
+        raise TypeError(f"a token is bytes, not {type(token).__name__}")
     if not token:
         raise ValueError("a token without bytes has no place in the grammar")
     best, phase, shared, free = len(CONSEQUENCE), 0, False, False

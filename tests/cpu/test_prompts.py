@@ -123,6 +123,20 @@ def test_native_adds_nothing_to_the_templates_own_form(tokenizers, rows):
     assert tool["function"]["parameters"]["type"] == "object"  # BFCL's own word is "dict"
 
 
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ 1 / 0 }}", "fails on the messages; ZeroDivisionError"),
+        ("{{ messages[0]['content'] + 3 }}", "fails on the messages; TypeError"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError"),
+    ],
+)
+def test_a_template_that_breaks_is_told_in_one_line(rows, template, told):
+    with pytest.raises(PaskError, match=told) as caught:
+        build_prompt(rows["simple_python_0"], make_tokenizer(template), "one_example", "json_list")
+    assert "row simple_python_0" in str(caught.value)
+
+
 def test_a_rows_system_message_is_kept_as_the_users(tokenizers, rows):
     row = rows["live_simple_58-27-0"]
     own = row.messages[0]["content"]

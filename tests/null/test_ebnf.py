@@ -254,3 +254,10 @@ def test_roles_must_be_of_rules_and_pairs_that_there_are():
         EbnfGrammar(SQL, {"colum": KEY})
     with pytest.raises(PaskError, match=r"role of 'column': .* key, enum; choose one of string en"):
         EbnfGrammar(SQL, {"column": (TokenClass.KEY, Role.ENUM)})
+
+
+def test_the_empty_text_any_number_of_times_is_empty() -> None:
+    tracker = Tracker(EbnfGrammar('root ::= ""{999999999} "a" (""){5,900000000}', {}))
+    tracker.accept(b"a")
+    assert tracker.can_end
+    assert not tracker.legal

@@ -114,6 +114,7 @@ def test_byte_chains_hold_a_character_once_if_it_is_in_the_range(one, other, cha
         ('root ::= "a"\nx ::= y\ny ::= x', "rule 'x' matches no finite text"),
         ('name ::= "a"', "there is no root rule 'root'; known: name"),
         ("", "there is no root rule 'root'; known: none"),
+        ('root ::= "a"{12345678901}', "a count of more than 9 digits"),
         ('root ::= "a"{1000000}', "rule 'root': the grammar has more than 50000 places"),
         ("root ::= " + '("b" ' * 900 + '"a"' + ")" * 900, "groups are nested too deeply"),
     ],

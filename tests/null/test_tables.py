@@ -289,7 +289,7 @@ def test_csv_reads_back_with_rounded_percentages(frame: pd.DataFrame, tmp_path: 
 def test_markdown_is_a_table_with_counts_and_intervals(frame: pd.DataFrame, tmp_path: Path) -> None:
     write_tables(frame, tmp_path, title="Accuracy | of all", notes=["One more note."])
     lines = (tmp_path / "accuracy.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "### Accuracy | of all"
+    assert lines[0] == "### Accuracy \\| of all"
     assert lines[-1] == "- One more note."
     table = [line for line in lines if line.startswith("|")]
     assert any("92.08<br>221/240<br>88.0–94.9" in line for line in table)

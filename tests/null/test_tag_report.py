@@ -104,7 +104,7 @@ def test_the_page_shows_each_bucket_that_occurs_with_tokens_share_and_example(
     assert "**Answer tokens by bucket: 12 of 44 buckets occur**" in text
     cells = '2 | 6.25 | 2 | : {"dish": "⟦π\\|pie\\_\\<b>⟧", "unit'
     assert f"| required\\_value/free/critical | {cells} |" in text
-    cells = '4 | 28.57 | 2 | yes | ↵cook": dish⟦Bake a 派, at $5 or $6⟧ 🙂↵'
+    cells = '4 | 28.57 | 2 | yes | ↵cook": dish⟦Bake a 派, at \\$5 or \\$6⟧ 🙂↵'
     assert f"| user | {cells} |" in text
     assert "| enum | 0 | 0.00 | 0 | no | – |" in text
     page = html.read_text(encoding="utf-8")

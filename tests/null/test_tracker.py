@@ -228,6 +228,8 @@ def test_more_cannot_be_taken_back_than_was_given(count: int) -> None:
 def test_a_token_without_bytes_has_no_tag() -> None:
     with pytest.raises(ValueError, match="without bytes"):
         Tracker(tag_grammar(FUNCTIONS, "json_list")).accept(b"")
+    with pytest.raises(TypeError, match="a token is bytes, not str"):
+        Tracker(tag_grammar(FUNCTIONS, "json_list")).accept("[")  # type: ignore[arg-type]
 
 
 def test_the_places_name_function_and_argument_as_far_as_they_are_decided() -> None:
