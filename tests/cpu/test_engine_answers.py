@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from pask.errors import HarnessFault, PaskError
 from pask.methods.contract import Captures, Keep, PromptInfo, RequestState
 from pask.methods.full import FullKV
 from pask.structure.automaton import END, TagGrammar, Unit, text
+from pask.structure.ebnf import EbnfGrammar
 from pask.structure.tags import Role, TokenClass
+from pask.structure.tracker import Tracker
 from tests.cpu.tiny import VOCAB_SIZE, tiny_folder
 from tests.cpu.toys import (
+    CALLS,
     EveryThird,
     EveryThirdState,
     SomeRequest,
@@ -245,3 +249,19 @@ def test_a_request_without_a_tag_grammar_has_no_tags(
 ) -> None:
     (found,) = generate(model, full(requests[:1]), Limits(3))
     assert found.tags == ()
+
+
+def test_any_grammar_that_yields_tags_is_followed_while_decoding(
+    model: LoadedModel, requests: list[SomeRequest]
+) -> None:
+    roles = {
+        "name": (TokenClass.FUNCTION_NAME, Role.FUNCTION_SELECTOR),
+        "value": (TokenClass.STRING, Role.REQUIRED_VALUE),
+    }
+    tagged = replace(requests[0], tag_grammar=EbnfGrammar(CALLS, roles))
+    (found,) = generate(model, full([tagged]), Limits(40))
+    assert len(found.tags) == found.new_tokens
+    tracker = Tracker(EbnfGrammar(CALLS, roles))
+    vocabulary = tokenizer_info(model).decoded_vocab
+    assert found.tags == tuple(tracker.accept(vocabulary[token]) for token in found.token_ids)
+    assert Role.FUNCTION_SELECTOR in {tag.role for tag in found.tags}
