@@ -31,9 +31,10 @@ from pask.config import RunConfig
 from pask.errors import HarnessFault, PaskError
 from pask.evaluation.model import load_vocabulary
 from pask.structure.automaton import TagGrammar
+from pask.structure.byte_vocabulary import STOP, byte_vocabulary
 from pask.structure.tags import Tag
 from pask.structure.tracker import IllegalBytes, Tracker
-from pask.structure.xgrammar_states import STOP, Mask, XgrammarTracker, byte_vocabulary
+from pask.structure.xgrammar_states import Mask, XgrammarTracker
 
 WALKS = 6  # for each row and form
 TOKENS = 160  # of a walk, at most

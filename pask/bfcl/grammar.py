@@ -28,6 +28,7 @@ from pask.bfcl.answers import (
 )
 from pask.bfcl.schema import JsonSchema, any_call_schema, arguments_schema, calls_schema
 from pask.errors import PaskError
+from pask.structure.byte_vocabulary import byte_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,11 +140,7 @@ def _byte_grammar(functions: str, answer_form: str) -> xgr.CompiledGrammar:
 
 @cache
 def _byte_compiler(answer_form: str) -> GrammarCompiler:
-    vocabulary = [bytes([byte]) for byte in range(256)] + [b"<stop>"]
-    info = xgr.TokenizerInfo(
-        vocabulary, xgr.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=[256]
-    )
-    return GrammarCompiler(info, answer_form)
+    return GrammarCompiler(byte_vocabulary(), answer_form)
 
 
 def _holds(compiled: xgr.CompiledGrammar, text: str) -> bool:

@@ -61,12 +61,7 @@ def load_model(
             raise PaskError(f"the digest is {digest}", where=source, why=f"asked for: {sha256}")
     layout = read_layout(folder)
     spoken = load_tokenizer(folder)
-    if len(spoken) > layout.vocab_size:
-        raise PaskError(
-            f"the tokenizer has {len(spoken)} tokens, the model {layout.vocab_size}",
-            where=source,
-            todo="give the tokenizer that belongs to the model",
-        )
+    check_fits(spoken, layout, source)
     return LoadedModel(
         transformer=Transformer(layout, read_weights(folder, layout)),
         tokenizer=spoken,
@@ -110,6 +105,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             where=str(folder),
             why=f"{type(error).__name__}: {error}",
         ) from error
+
+
+def check_fits(tokenizer: PreTrainedTokenizerBase, layout: ModelLayout, source: str) -> None:
+    """PaskError for a tokenizer of more tokens than the model has."""
+    if len(tokenizer) > layout.vocab_size:
+        raise PaskError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {layout.vocab_size}",
+            where=source,
+            todo="give the tokenizer that belongs to the model",
+        )
 
 
 def tokenizer_info(model: LoadedModel) -> xgr.TokenizerInfo:

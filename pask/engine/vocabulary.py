@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from pask.bfcl.grammar import tokenizer_info
 from pask.digests import sha256 as sha256_of
 from pask.engine.layout import read_layout
-from pask.engine.loading import load_tokenizer, model_folder, stop_tokens
+from pask.engine.loading import check_fits, load_tokenizer, model_folder, stop_tokens
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def load_vocabulary(
     a folder's `sha256` is not checked, since that would read its weights."""
     folder, _, _ = model_folder(source, revision, cache_dir, sha256)
     layout, tokenizer = read_layout(folder), load_tokenizer(folder)
+    check_fits(tokenizer, layout, source)
     return Vocabulary(
         tokenizer,
         tokenizer_info(tokenizer, layout.vocab_size, stop_tokens(folder, tokenizer)),

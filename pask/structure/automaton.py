@@ -8,7 +8,7 @@ on the first visit; a grammar is ready as soon as its start state exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -237,11 +237,15 @@ def _merged(several: list[Edge]) -> Edge:
 
 @lru_cache(maxsize=4096)
 def _common(unit: Unit, other: Unit) -> Unit:
-    """The unit with the path that both share: what is decided whichever it turns out to be."""
-    path = unit.path
-    while other.path[: len(path)] != path:
-        path = path[:-1]
-    return Unit(unit.token_class, unit.role, path)
+    return unit._replace(path=common_path([unit.path, other.path]))
+
+
+def common_path(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """What all paths begin with: what is decided whichever reading turns out to be right."""
+    common = paths[0]
+    while any(path[: len(common)] != common for path in paths):
+        common = common[:-1]
+    return common
 
 
 def legal_bytes(edges: Mapping[int, Edge]) -> str:

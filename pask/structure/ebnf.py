@@ -12,7 +12,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pask.errors import PaskError, known_names
-from pask.structure.automaton import CLOSES, OPENS, Edge, Edges, Grown, State, TagGrammar, Unit
+from pask.structure.automaton import (
+    CLOSES,
+    OPENS,
+    Edge,
+    Edges,
+    Grown,
+    State,
+    TagGrammar,
+    Unit,
+    common_path,
+)
 from pask.structure.ebnf_graph import Arc, Node, rule_graphs
 from pask.structure.ebnf_notation import parse_rules
 from pask.structure.tags import CHOSEN_ROLES, CONSEQUENCE, RANK, Role, TokenClass
@@ -176,16 +186,8 @@ class EbnfGrammar(TagGrammar):
             phase |= CLOSES
         alternatives = {(step.arc.leaf, step.target.unit) for step in steps}
         shared = unit.role in CHOSEN_ROLES and len(alternatives) > 1
-        decided = unit._replace(path=_common([step.target.unit.path for step in steps]))
+        decided = unit._replace(path=common_path([step.target.unit.path for step in steps]))
         return Edge(rank, phase, shared, self._state(step.target for step in steps), decided)
-
-
-def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What all paths begin with: what is decided whichever reading turns out to be right."""
-    common = paths[0]
-    while any(path[: len(common)] != common for path in paths):
-        common = common[:-1]
-    return common
 
 
 def _goes_on(place: Place) -> bool:

@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import xgrammar as xgr
 from numpy.typing import NDArray
 
+from pask.structure.byte_vocabulary import STOP, byte_vocabulary
 from pask.structure.call_layout import CallLayout
 from pask.structure.role_text import RoleText, Rule
 from pask.structure.tags import (
@@ -38,17 +38,7 @@ from pask.structure.tags import (
     tag,
 )
 
-STOP = 256  # the one token of the byte vocabulary that is no byte
 _ITEM = re.compile(r"rule_id=(\d+), sequence_id=-?\d+, element_id=(-?\d+)")
-
-
-@cache
-def byte_vocabulary() -> xgr.TokenizerInfo:
-    """A vocabulary of the 256 bytes, whose ids are their values, and STOP."""
-    vocabulary = [bytes([byte]) for byte in range(STOP)] + [b"<stop>"]
-    return xgr.TokenizerInfo(
-        vocabulary, xgr.VocabType.RAW, vocab_size=STOP + 1, stop_token_ids=[STOP]
-    )
 
 
 class Mask:

@@ -15,20 +15,12 @@ from pask.bfcl.data import load_rows
 from pask.bfcl.schema import calls_schema
 from pask.bfcl.tag_grammar import tag_grammar
 from pask.errors import PaskError
+from pask.structure.byte_vocabulary import STOP, byte_vocabulary
 from pask.structure.ebnf import EbnfGrammar
 from pask.structure.tags import Role, TokenClass
 from pask.structure.tracker import Tracker
 
-STOP = 256
-COMPILER = xgr.GrammarCompiler(
-    xgr.TokenizerInfo(
-        [bytes([byte]) for byte in range(256)] + [b"<stop>"],
-        xgr.VocabType.RAW,
-        vocab_size=257,
-        stop_token_ids=[STOP],
-    ),
-    max_threads=1,
-)
+COMPILER = xgr.GrammarCompiler(byte_vocabulary(), max_threads=1)
 
 SQL = r"""
 root ::= "SELECT " column (", " column)* " FROM " table (where ("AND" condition)*)? ";"

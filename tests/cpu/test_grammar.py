@@ -21,14 +21,9 @@ from pask.bfcl.data import CATEGORIES, Row, load_rows
 from pask.bfcl.grammar import GrammarCompiler, accepts
 from pask.bfcl.schema import arguments_schema, calls_schema
 from pask.errors import PaskError
+from pask.structure.byte_vocabulary import STOP, byte_vocabulary
 
-STOP = 256
-BYTES = xgr.TokenizerInfo(
-    [bytes([byte]) for byte in range(256)] + [b"<stop>"],
-    xgr.VocabType.RAW,
-    vocab_size=257,
-    stop_token_ids=[STOP],
-)
+BYTES = byte_vocabulary()
 
 CEILING = Path(__file__).parents[2] / "configs" / "bfcl-ceiling.json"
 

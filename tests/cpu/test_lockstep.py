@@ -14,8 +14,8 @@ from pask.bfcl.data import Row, load_rows
 from pask.bfcl.grammar import GrammarCompiler
 from pask.bfcl.tag_grammar import tag_grammar
 from pask.structure.automaton import TagGrammar
+from pask.structure.byte_vocabulary import byte_vocabulary
 from pask.structure.tracker import IllegalBytes, Tracker
-from pask.structure.xgrammar_states import byte_vocabulary
 from tests.cpu.gold_texts import gold_calls, other_serialisations
 
 EVERY = 8  # of the rows, without `-m slow`

@@ -14,11 +14,12 @@ from pask.bfcl.answers import ANSWER_FORMS, render
 from pask.bfcl.data import CATEGORIES, load_rows
 from pask.bfcl.schema import arguments_schema
 from pask.bfcl.tag_grammar import LAYOUTS, tag_grammar
+from pask.structure.byte_vocabulary import byte_vocabulary
 from pask.structure.call_layout import CallLayout
 from pask.structure.calls import CallGrammar
 from pask.structure.tags import Choice, Next, Phase, Role, Tag, TokenClass
 from pask.structure.tracker import IllegalBytes, Tracker
-from pask.structure.xgrammar_states import XgrammarTracker, byte_vocabulary
+from pask.structure.xgrammar_states import XgrammarTracker
 from tests.cpu.gold_texts import gold_calls
 from tests.cpu.tokenizers_real import real_tokenizer
 
