@@ -36,6 +36,7 @@ check: .venv/ready-dev
 	$(PIP) -r requirements.txt
 	$(PIP) --no-deps --require-hashes -r requirements-nodeps.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m kernels.cpu.build
 	touch $@
 
 .venv/ready-dev: .venv/ready requirements-dev.txt requirements-dev-nodeps.txt

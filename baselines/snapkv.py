@@ -26,7 +26,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState, Wants
+from pask.methods.contract import (
+    Captures,
+    Method,
+    Placement,
+    PromptInfo,
+    RequestState,
+    Wants,
+)
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,10 @@ class _SnapKVRequest(RequestState):
         self.notes = tuple(notes)
         self.wants = Wants() if keeps_all else Wants(window_queries=self.window)
 
-    def keep(self, layer: int, captures: Captures) -> Keep:
+    def place(self, layer: int, captures: Captures) -> Placement:
         info = self.info
         if self.capacity == info.prompt_tokens:
-            return Keep()
+            return Placement()
         assert captures.window_mass is not None  # it was asked for
         mass = captures.window_mass.view(info.kv_heads, info.group_size, info.prompt_tokens)
         earlier = mass.mean(dim=1)[:, : info.prompt_tokens - self.window]
@@ -92,4 +99,4 @@ class _SnapKVRequest(RequestState):
         best = earlier.shape[-1] - 1 - order[:, : self.capacity - self.window]
         window = torch.arange(info.prompt_tokens - self.window, info.prompt_tokens)
         kept = torch.cat([best, window.expand(info.kv_heads, -1)], dim=-1)
-        return Keep(kept.sort(dim=-1).values)
+        return Placement.high(kept.sort(dim=-1).values)

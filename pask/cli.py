@@ -115,6 +115,12 @@ def _score(args: argparse.Namespace) -> None:
     print(score(_config(args), methods=args.methods, shards=args.shards, out=args.out))
 
 
+def _trajectories(args: argparse.Namespace) -> None:
+    from pask.evaluation.trajectories import collect
+
+    print(collect(_config(args), args.part, args.engine, args.sample))
+
+
 def _tables(args: argparse.Namespace) -> None:
     from pask.report.run import tables
 
@@ -172,7 +178,7 @@ def _ceiling(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> None:
     from pask.bench import run
 
-    print(json.dumps(run(args.name, _config(args), args.items)))
+    print(json.dumps(run(args.name, _config(args), args.items, device=args.device)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -225,6 +231,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     tags.add_argument("--sample", type=_count, metavar="N", help="rows per category; default: all")
 
+    trajectories = command(
+        "trajectories", _trajectories, "Write the Full-KV answers of a part to one file, resumably."
+    )
+    trajectories.add_argument("--part", required=True, choices=("cal", "dev", "test"))
+    trajectories.add_argument(
+        "--engine", default="pask", choices=("pask", "vllm"), help="who answers; default: pask"
+    )
+    trajectories.add_argument(
+        "--sample", type=_count, metavar="N", help="rows per category; default: all"
+    )
+
     prompts = command(
         "prompts", _prompts, "Compare prompt styles and answer forms on the calibration split."
     )
@@ -241,10 +258,13 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
-    bench.add_argument("name", metavar="NAME", help="evaluate, lockstep or tags")
     bench.add_argument(
-        "--items", type=_count, metavar="N", help="rows (lockstep: tokens) to measure on"
+        "name", metavar="NAME", help="attention, evaluate, kernels, lockstep, replay or tags"
     )
+    bench.add_argument(
+        "--items", type=_count, metavar="N", help="how many rows, tokens, ... to measure on"
+    )
+    bench.add_argument("--device", default=None, help="for `kernels`: cuda, or cuda:1")
     return parser
 
 

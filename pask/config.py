@@ -43,6 +43,7 @@ class DataConfig:
 class EngineConfig:
     kv_dtype: str
     max_batch: int
+    kv_capacity_tokens: int
     shards: int
 
 

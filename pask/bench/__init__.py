@@ -11,10 +11,14 @@ from pask.errors import PaskError, known_names
 from pask.provenance import machine
 
 BENCHES = {  # what `--items` counts, and how many by default
-    "evaluate": ("rows", 8),
+    "attention": ("repetitions", 20),
+    "evaluate": ("rows", 14),
+    "kernels": ("repetitions", 50),
     "lockstep": ("tokens", 20_000),
+    "replay": ("interventions", 100),
     "tags": ("rows", 8),
 }
+ON_DEVICES = ("kernels",)
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,23 @@ class Result:
     machine: str
 
 
-def run(name: str, config: RunConfig, items: int | None = None) -> dict[str, object]:
+def run(
+    name: str, config: RunConfig, items: int | None = None, *, device: str | None = None
+) -> dict[str, object]:
     """Run the benchmark `name`; its result as the one JSON line that ends the output.
 
-    Raises PaskError for an unknown name.
+    Raises PaskError for an unknown name, and for a `device` where only the CPU is measured.
     """
     if name not in BENCHES:
         raise PaskError(f"unknown benchmark {name!r}", todo=known_names(name, BENCHES))
-    measure: Callable[[RunConfig, int], Measured] = import_module(f"pask.bench.{name}").measure
-    found = measure(config, items or BENCHES[name][1])
+    more = {} if device is None else {"device": device}
+    if more and name not in ON_DEVICES:
+        raise PaskError(
+            f"the benchmark {name!r} measures on the CPU",
+            todo=f"--device is for: {', '.join(ON_DEVICES)}",
+        )
+    measure: Callable[..., Measured] = import_module(f"pask.bench.{name}").measure
+    found = measure(config, items or BENCHES[name][1], **more)
     result = Result(
         name=name,
         ratio=round(found.ratio, 2),

@@ -1,116 +1,138 @@
 """Item-methods per hour: this engine against a plain transformers + xgrammar loop.
 
-The plain loop is what one writes first: for each row and each method on its own, prefill with
-transformers' cache, then one token at a time with the mask of xgrammar. It answers with Full KV
-only; ours answers with every entry of the run. Both sides answer the same rows with the same
-weights in fp32 on one thread, in alternating rounds, and where they decode the same numbers (Full
-KV) their tokens are compared: a speed for other answers would be worth nothing.
+Both sides have as many cores as the run has shards: ours as that many processes of one thread, as
+the workflow does it, the plain loop as that many threads of torch. The plain loop answers each row
+under each method on its own, so a row takes it long: of each row it answers one method, the next
+row's the next one, and so on round. Both sides take turns, and equal answers are counted where
+both gave one: a speed for other answers would be worth nothing.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
-import xgrammar as xgr
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pask.bench import Measured
+from pask.bench.plain import PlainLoop
 from pask.bench.rows import picked_rows
+from pask.bfcl.data import Row, subset_of
 from pask.bfcl.request import Request, RequestBuilder
 from pask.config import RunConfig
-from pask.engine.decode import generate
+from pask.engine.decode import KV_DTYPES, generate
 from pask.engine.generation import Limits, Task
-from pask.engine.loading import tokenizer_info
-from pask.engine.store import KV_DTYPES
+from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
 
 ROUNDS = 2
+
+Answers = dict[tuple[str, str], tuple[int, ...]]  # by row and entry: token ids
 
 
 @dataclass
 class _Side:
     """What one side has done so far."""
 
-    item_methods: int = 0
-    tokens: int = 0
+    answers: Answers = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers.values()))
+
+    @property
     def per_hour(self) -> float:
-        return 3600 * self.item_methods / self.seconds
+        return 3600 * len(self.answers) / self.seconds
+
+    def text(self) -> str:
+        return f"{len(self.answers)} item-methods, {self.tokens} tokens in {self.seconds:.1f} s"
 
 
-def plain_answer(
-    model: PreTrainedModel, request: Request, vocab_size: int, limit: int
-) -> tuple[int, ...]:
-    """The plain loop's answer to one request: greedy token ids without the stop token."""
-    matcher = xgr.GrammarMatcher(request.grammar)
-    bitmask = xgr.allocate_token_bitmask(1, vocab_size)
-    ids, past = torch.tensor([request.prompt_ids]), None
-    answer: list[int] = []
-    while len(answer) < limit:
-        out = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-        past, logits = out.past_key_values, out.logits[:, -1]
-        matcher.fill_next_token_bitmask(bitmask)
-        xgr.apply_token_bitmask_inplace(logits, bitmask)
-        token = int(logits.argmax())
-        matcher.accept_token(token)
-        if matcher.is_terminated():
-            break
-        answer.append(token)
-        ids = torch.tensor([[token]])
-    return tuple(answer)
+class _Work:
+    """A loaded model and the requests of some rows."""
+
+    def __init__(self, config: RunConfig, rows: Sequence[Row]) -> None:
+        self.config = config
+        self.model: LoadedModel = load(config)
+        builder = RequestBuilder(
+            self.model.tokenizer,
+            tokenizer_info(self.model),
+            config.model.prompt,
+            config.model.answer_form,
+        )
+        self.requests: list[Request] = [builder.build(row) for row in rows]
+        self.methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
+        self.expected = [config.model.expected_new_tokens[subset_of(row.category)] for row in rows]
+
+    def tasks(self, chosen: Sequence[int]) -> list[Task]:
+        return [Task(self.requests[n], self.methods, self.expected[n]) for n in chosen]
+
+
+_work: _Work
+
+
+def _begin(config: RunConfig, rows: Sequence[Row]) -> None:
+    """Prepare one of our processes."""
+    global _work
+    torch.set_num_threads(1)
+    _work = _Work(config, rows)
+
+
+def _ready() -> None:
+    time.sleep(0.5)  # long enough for every process to take one of these
+
+
+def _ours(chosen: Sequence[int]) -> Answers:
+    engine = _work.config.engine
+    return {
+        (found.request_id, found.entry): found.token_ids
+        for found in generate(
+            _work.model,
+            _work.tasks(chosen),
+            Limits(_work.config.max_new_tokens),
+            max_batch=engine.max_batch,
+            kv_dtype=KV_DTYPES[engine.kv_dtype],
+            capacity_tokens=engine.kv_capacity_tokens,
+        )
+    }
 
 
 def measure(config: RunConfig, items: int) -> Measured:
     """Item-methods per hour, over `items` rows of the run's part."""
-    torch.set_num_threads(1)
     rows = picked_rows(config, items, at_least=ROUNDS)
-    model = load(config)
-    builder = RequestBuilder(
-        model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
-    )
-    requests = [builder.build(row) for row in rows]
-    reference = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
-    methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
-    full = next((e.name for e in config.entries if e.method == "full"), None)
-    limits = Limits(config.max_new_tokens)
-    ours, theirs, same = _Side(), _Side(), 0
-    for turn in range(ROUNDS):
-        batch = requests[turn::ROUNDS]
-        start = time.perf_counter()
-        done = list(
-            generate(
-                model,
-                [Task(request, methods) for request in batch],
-                limits,
-                max_batch=config.engine.max_batch,
-                kv_dtype=KV_DTYPES[config.engine.kv_dtype],
-            )
-        )
-        ours.seconds += time.perf_counter() - start
-        ours.item_methods += len(done)
-        ours.tokens += sum(len(generation.token_ids) for generation in done)
-        answers = {g.request_id: g.token_ids for g in done if g.entry == full}
-        for request in batch:
+    cores = config.engine.shards
+    work = _Work(config, rows)
+    plain = PlainLoop(work.model.folder)
+    torch.set_num_threads(cores)
+    ours, theirs = _Side(), _Side()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cores, spawn, _begin, (config, rows)) as pool:
+        for waited in [pool.submit(_ready) for _ in range(cores)]:
+            waited.result()
+        for turn in range(ROUNDS):
+            chosen = range(turn, len(rows), ROUNDS)
             start = time.perf_counter()
-            with torch.inference_mode():
-                answer = plain_answer(
-                    reference, request, model.layout.vocab_size, config.max_new_tokens
+            for answers in pool.map(_ours, [list(chosen[core::cores]) for core in range(cores)]):
+                ours.answers |= answers
+            ours.seconds += time.perf_counter() - start
+            for n in chosen:
+                name, method = work.methods[n % len(work.methods)]
+                start = time.perf_counter()
+                answer = plain.answer(
+                    work.requests[n], method, work.expected[n], config.max_new_tokens
                 )
-            theirs.seconds += time.perf_counter() - start
-            theirs.item_methods += 1
-            theirs.tokens += len(answer)
-            same += answer == answers.get(request.id)
+                theirs.seconds += time.perf_counter() - start
+                theirs.answers[work.requests[n].id, name] = answer
+    same = sum(ours.answers[key] == answer for key, answer in theirs.answers.items())
     print(
-        f"{len(requests)} rows: ours {ours.item_methods} item-methods, {ours.tokens} tokens in "
-        f"{ours.seconds:.1f} s; plain loop {theirs.item_methods} item-methods, {theirs.tokens} "
-        f"tokens in {theirs.seconds:.1f} s; equal Full KV answers {same}/{len(requests)}",
+        f"{len(rows)} rows, {len(work.methods)} methods, {cores} cores: ours {ours.text()}; "
+        f"plain loop {theirs.text()}; equal answers {same}/{len(theirs.answers)}",
         file=sys.stderr,
     )
-    unit = "item-methods/hour on one thread (theirs: Full KV only)"
-    return Measured(ours.per_hour, theirs.per_hour, unit, len(requests))
+    return Measured(ours.per_hour, theirs.per_hour, f"item-methods/hour, {cores} cores", len(rows))

@@ -10,7 +10,16 @@ from pathlib import Path
 import torch
 
 from pask.errors import HarnessFault
-from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState, Wants
+from pask.methods.contract import (
+    Captures,
+    Decoded,
+    Method,
+    Placement,
+    PromptInfo,
+    RequestState,
+    Wants,
+)
+from pask.methods.levels import Level
 
 
 @contextmanager
@@ -35,19 +44,61 @@ def opened(method: Method, info: PromptInfo, who: str) -> RequestState:
             raise TypeError("open must answer a RequestState, whose wants are Wants")
         if not isinstance(state.notes, tuple) or not all(isinstance(n, str) for n in state.notes):
             raise TypeError("a state's notes are a tuple of texts")
+        if not all(isinstance(level, Level) and level.is_low for level in state.levels):
+            raise TypeError("a state's levels are a set of low Levels")
+        if state.recent < 0:
+            raise ValueError("a state's recent window is at least 0")
+        if state.evicts and state.acts_on_tokens:
+            raise ValueError("a state acts on tokens or evicts, not both")
+        if state.wants.step_mass and not state.evicts:
+            raise ValueError("step_mass is for states that evict")
     return state
 
 
-def kept_tokens(
+def placement(
     state: RequestState, layer: int, captures: Captures, info: PromptInfo, who: str
-) -> torch.Tensor | None:
-    """The prompt tokens that stay in a layer, [kv_heads, kept] int64 or None for all of them.
+) -> Placement:
+    """Where a layer's prompt tokens stay, checked against the contract.
 
-    Checked against the contract; HarnessFault where the method fails or breaks it.
+    HarnessFault where the method fails or breaks it.
     """
     with _one_line(f"{who}, layer {layer}"):
-        keep = state.keep(layer, captures)
-        if not isinstance(keep, Keep):
-            raise TypeError(f"keep must answer Keep, not {type(keep).__name__}")
-        keep.check(info)
-        return keep.tokens
+        answer = state.place(layer, captures)
+        if not isinstance(answer, Placement):
+            raise TypeError(f"place must answer Placement, not {type(answer).__name__}")
+        answer.check(info, state.levels)
+        return answer
+
+
+def levels_of(state: RequestState, decoded: Decoded, layers: int, who: str) -> tuple[Level, ...]:
+    """The final level of a decoded token by layer, checked; HarnessFault as above."""
+    with _one_line(f"{who}, token {decoded.index}"):
+        levels = tuple(state.level_of(decoded))
+        if len(levels) != layers:
+            raise ValueError(f"level_of must answer {layers} levels, one a layer")
+        allowed = state.levels | {Level.HIGH, Level.RELEASE}
+        strange = [level for level in levels if level not in allowed]
+        if strange:
+            raise ValueError(f"{strange[0]!r} is not among the state's levels")
+        return levels
+
+
+def evicted(
+    state: RequestState, tokens: int, mass: torch.Tensor | None, info: PromptInfo, who: str
+) -> torch.Tensor | None:
+    """What a state drops after a step, [layers, kv_heads, n] int64 or None; HarnessFault as above.
+
+    That the tokens are resident is for the store to check.
+    """
+    with _one_line(f"{who}, after {tokens} tokens"):
+        answer = state.evict(tokens, mass)
+        if answer is None or (isinstance(answer, torch.Tensor) and not answer.numel()):
+            return None
+        shape = (info.layers, info.kv_heads)
+        if (
+            not isinstance(answer, torch.Tensor)
+            or answer.dtype != torch.int64
+            or tuple(answer.shape[:-1]) != shape
+        ):
+            raise TypeError(f"evict must answer int64 {list(shape)} + [n], or None")
+        return answer

@@ -28,17 +28,22 @@ class LegalTokens:
         word = int(words.nonzero()[0][0])
         return 32 * word + int(words[word]).bit_length() - 1
 
-    def best(self, rows: Sequence[int], logits: torch.Tensor) -> list[int]:
-        """The legal token of the highest logit for each of `rows`, the lowest id among equals.
+    def mask(self, row: int) -> torch.Tensor:
+        """A row's bitmask, [words] int32, to hand to `best` later."""
+        return self._masks[row]
 
-        `logits`: [len(rows), vocab] fp32; overwritten with -inf where a token is not legal.
-        PaskError where the best of a row is not finite.
-        """
-        xgr.apply_token_bitmask_inplace(logits, self._masks[list(rows)])
-        best = logits.max(dim=-1)
-        if not bool(torch.isfinite(best.values).all()):  # argmax would take the first NaN
-            raise PaskError(
-                "the model's logits are not finite",
-                todo="check its weights, or set kv_dtype to bfloat16 or float32",
-            )
-        return best.indices.tolist()
+
+def best(masks: Sequence[torch.Tensor], logits: torch.Tensor) -> list[int]:
+    """The legal token of the highest logit for each row, the lowest id among equals.
+
+    `masks`: a row's bitmask each; `logits` [rows, vocab] fp32, overwritten with -inf where a token
+    is not legal. PaskError where the best of a row is not finite.
+    """
+    xgr.apply_token_bitmask_inplace(logits, torch.stack(list(masks)))
+    highest = logits.max(dim=-1)
+    if not bool(torch.isfinite(highest.values).all()):  # argmax would take the first NaN
+        raise PaskError(
+            "the model's logits are not finite",
+            todo="check its weights, or set kv_dtype to bfloat16 or float32",
+        )
+    return highest.indices.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -9,7 +10,11 @@ import xgrammar as xgr
 
 from pask.methods.contract import Method
 from pask.structure.automaton import TagGrammar
+from pask.structure.labels import Label
 from pask.structure.tags import Tag
+
+MAX_ENTRIES = 64
+"""Methods that one task may hold; they are prefilled together."""
 
 
 class Request(Protocol):
@@ -20,6 +25,10 @@ class Request(Protocol):
 
     @property
     def prompt_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def prompt_labels(self) -> Sequence[Label] | None:
+        """What each prompt token is for; None: the prompt is not labelled."""
 
     @property
     def grammar(self) -> xgr.CompiledGrammar: ...
@@ -44,6 +53,8 @@ class Task:
         names = [name for name, _ in self.methods]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"{self.request.id}: entry names must be there and differ: {names}")
+        if len(names) > MAX_ENTRIES:
+            raise ValueError(f"{self.request.id}: {len(names)} entries, at most {MAX_ENTRIES}")
 
 
 @dataclass(frozen=True)

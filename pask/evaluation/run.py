@@ -18,10 +18,9 @@ from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.config import Entry, RunConfig
 from pask.digests import digest
-from pask.engine.decode import generate
-from pask.engine.generation import Limits, Task
+from pask.engine.decode import KV_DTYPES, generate
+from pask.engine.generation import MAX_ENTRIES, Limits, Task
 from pask.engine.loading import LoadedModel, tokenizer_info
-from pask.engine.store import KV_DTYPES
 from pask.evaluation import keys
 from pask.evaluation.judge import judge
 from pask.evaluation.model import load
@@ -123,6 +122,7 @@ def _generate_missing(
             Limits(config.max_new_tokens),
             max_batch=config.engine.max_batch,
             kv_dtype=KV_DTYPES[config.engine.kv_dtype],
+            capacity_tokens=config.engine.kv_capacity_tokens,
         ):
             record = record_of(generation)
             writers[generation.entry].append(record)
@@ -146,4 +146,6 @@ def _tasks(
         if entries:
             methods = tuple((entry.name, keys.method_of(entry)) for entry in entries)
             expected = config.model.expected_new_tokens[subset_of(rows[row_id].category)]
-            yield Task(builder.build(rows[row_id]), methods, expected)
+            request = builder.build(rows[row_id])
+            for start in range(0, len(methods), MAX_ENTRIES):
+                yield Task(request, methods[start : start + MAX_ENTRIES], expected)

@@ -1,30 +1,40 @@
 """The contract between the engine and a KV method.
 
 A method is a frozen dataclass of parameters. For each request it opens a state object, which sees
-the captures that the method asked for and answers, layer by layer, with the prompt tokens that
-stay resident. The engine owns every tensor: it gathers what was kept, frees the rest, and counts
-bytes from the tensors that then exist. Keep everything and Full KV's tokens come out.
+the captures that the method asked for and answers with a plan: layer by layer which prompt tokens
+stay at which level, and, while decoding, the final level of each token or the tokens to evict. The
+engine owns every tensor: it moves, quantises and frees what the plan says, and counts bytes from
+the tensors that then exist. Keep everything and Full KV's tokens come out.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from pask.methods.levels import Level
 
 if TYPE_CHECKING:  # listing methods must not cost a torch import
     import torch
 
+    from pask.structure.labels import Label
+    from pask.structure.tags import Tag
+
 
 @dataclass(frozen=True)
 class Wants:
-    """What a method asks the engine to capture during prefill (nothing, unless said here).
+    """What a method asks the engine to capture (nothing, unless said here).
 
-    `window_queries`: capture the attention mass that the last so many prompt queries put on every
-    prompt key; 0 for none.
+    `window_queries`: the attention mass that the last so many prompt queries put on every prompt
+    key; 0 for none. `prompt_mass`: the same of all prompt queries. `step_mass`: at every decode
+    step the mass that the new token's query puts on every resident token.
     """
 
     window_queries: int = 0
+    prompt_mass: bool = False
+    step_mass: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class PromptInfo:
     `expected_new_tokens` is the workload's mean answer length (measured on the calibration split,
     given in the config): a method whose cache grows while decoding needs it to meet a budget.
     `page_slots` is the engine's page: resident slots are rounded up to it, and count so.
+    `labels` is what each prompt token is for, or None where the request was not labelled.
     """
 
     prompt_tokens: int
@@ -43,62 +54,133 @@ class PromptInfo:
     head_dim: int
     expected_new_tokens: int = 0
     page_slots: int = 1
+    labels: Sequence[Label] | None = None
 
 
 @dataclass(frozen=True)
 class Captures:
     """What one layer's prefill shows to a method: what its state's `wants` named.
 
-    `window_mass`: [q_heads, prompt_tokens] fp32, softmax probabilities (causal) of the last
-    `min(window_queries, prompt_tokens)` prompt queries, summed over those queries; None where the
-    method did not ask for it.
+    `window_mass`, `prompt_mass`: [q_heads, prompt_tokens] fp32, softmax probabilities (causal) of
+    the last `min(window_queries, prompt_tokens)` prompt queries, and of all of them, summed over
+    those queries; None where the method did not ask for it.
     """
 
     window_mass: torch.Tensor | None = None
+    prompt_mass: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Keep:
-    """A layer's answer: which prompt tokens stay resident in 16 bit.
+class Placement:
+    """A layer's answer: which prompt tokens stay, and at which level.
 
-    `tokens`: [kv_heads, kept] int64, sorted ascending and without repeats in each row; None keeps
-    every token without a copy of the index.
+    `tokens`: by level, [kv_heads, n] int64, ascending and without repeats in each row, no token at
+    two levels of one kv head; what is named nowhere is released. None keeps every token at HIGH
+    without a copy of the index.
     """
 
-    tokens: torch.Tensor | None = None
+    tokens: Mapping[Level, torch.Tensor] | None = None
 
-    def check(self, info: PromptInfo) -> None:
-        """Raise ValueError where the answer breaks the contract (a fault of the method)."""
+    @classmethod
+    def high(cls, tokens: torch.Tensor) -> Placement:
+        """Keep `tokens` [kv_heads, n] in 16 bit and release the others."""
+        return cls({Level.HIGH: tokens})
+
+    def check(self, info: PromptInfo, levels: frozenset[Level]) -> None:
+        """Raise ValueError where the answer breaks the contract (a fault of the method).
+
+        `levels` are those that the state has declared; HIGH needs no declaration.
+        """
         if self.tokens is None:
             return
-        kept = self.tokens
-        if (
-            str(getattr(kept, "dtype", "")) != "torch.int64"
-            or kept.ndim != 2
-            or kept.shape[0] != info.kv_heads
-        ):
-            raise ValueError(f"Keep.tokens must be int64 [kv_heads={info.kv_heads}, kept]")
-        if kept.shape[1] == 0:
+        for level, kept in self.tokens.items():
+            if level not in levels | {Level.HIGH}:
+                raise ValueError(f"tokens at {level!r}, which is not among the state's levels")
+            _check_rows(kept, info, level)
+        self._check_together(info)
+
+    def _check_together(self, info: PromptInfo) -> None:
+        assert self.tokens is not None
+        held = [kept for kept in self.tokens.values() if kept.shape[1]]
+        if not held:
             raise ValueError("a layer must keep at least one token")
-        if int(kept.min()) < 0 or int(kept.max()) >= info.prompt_tokens:
-            raise ValueError(f"kept index outside 0..{info.prompt_tokens - 1}")
-        if kept.shape[1] > 1 and not bool((kept[:, 1:] > kept[:, :-1]).all()):
-            raise ValueError("kept indices must ascend without repeats")
+        if len(held) > 1:
+            import torch
+
+            together = torch.cat(held, dim=1).sort(dim=1).values
+            if bool((together[:, 1:] == together[:, :-1]).any()):
+                raise ValueError("a token is at two levels")
+
+
+def _check_rows(kept: torch.Tensor, info: PromptInfo, level: Level) -> None:
+    if (
+        str(getattr(kept, "dtype", "")) != "torch.int64"
+        or kept.ndim != 2
+        or kept.shape[0] != info.kv_heads
+    ):
+        raise ValueError(f"{level.name} tokens must be int64 [kv_heads={info.kv_heads}, n]")
+    if not kept.shape[1]:
+        return
+    if int(kept.min()) < 0 or int(kept.max()) >= info.prompt_tokens:
+        raise ValueError(f"token outside 0..{info.prompt_tokens - 1}")
+    if kept.shape[1] > 1 and not bool((kept[:, 1:] > kept[:, :-1]).all()):
+        raise ValueError("tokens must ascend without repeats")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded token, as a method sees it when it is accepted; the first has `index` 0."""
+
+    index: int
+    token_id: int
+    text: bytes
+    tag: Tag | None  # None where the request has no tag grammar
 
 
 class RequestState(ABC):
     """One request under one method; holds all that the method remembers of it.
 
-    `wants` may depend on the prompt's length, so it belongs to the state; it is read once, before
-    prefill. `notes`, e.g. ("clamped",), are printed as counts beside the method's result.
+    What it declares may depend on the prompt's length, so it belongs to the state; it is read
+    once, before prefill, and stays as it is:
+
+    - `wants`: the captures it needs;
+    - `notes`, e.g. ("clamped",), are printed as counts beside the method's result;
+    - `levels`: the low levels that its answers may use;
+    - `recent`: so many latest decoded tokens stay at HIGH whatever their final level;
+    - `shifted_keys`: low keys are stored centred and scaled per channel by the prompt's own
+      statistics (two vectors a layer and kv head, which count), not plain;
+    - `acts_on_tokens`: `level_of` says where decoded tokens end (else all of them stay at HIGH);
+    - `evicts`: `evict` is asked after every decode step; such a request is fed one token a step.
     """
 
     wants: Wants = Wants()
     notes: tuple[str, ...] = ()
+    levels: frozenset[Level] = frozenset()
+    recent: int = 0
+    shifted_keys: bool = True
+    acts_on_tokens: bool = False
+    evicts: bool = False
 
     @abstractmethod
-    def keep(self, layer: int, captures: Captures) -> Keep:
+    def place(self, layer: int, captures: Captures) -> Placement:
         """Called once a layer, in ascending order, after that layer's exact prefill attention."""
+
+    def level_of(self, decoded: Decoded) -> Sequence[Level]:
+        """The final level of a token in each layer; called in order, as tokens are accepted.
+
+        It takes effect when `recent` more tokens have been fed. Only tokens, tags and what the
+        state remembers of them may enter: then an answer can be judged by replay.
+        """
+        raise NotImplementedError
+
+    def evict(self, tokens: int, mass: torch.Tensor | None) -> torch.Tensor | None:
+        """After a decode step: which of the `tokens` so far (prompt and decoded) to drop now.
+
+        `mass` [layers, kv_heads, tokens] fp32, where `wants.step_mass`: the step's softmax
+        probabilities, summed over the query group, by token, the new one last; 0 where a token is
+        not resident. Answers [layers, kv_heads, n] int64, resident tokens all, or None for none.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

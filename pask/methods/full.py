@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState
+from pask.methods.contract import Captures, Method, Placement, PromptInfo, RequestState
 
 
 class _KeepAll(RequestState):
-    def keep(self, layer: int, captures: Captures) -> Keep:
-        return Keep()
+    def place(self, layer: int, captures: Captures) -> Placement:
+        return Placement()
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import xgrammar as xgr
+from pask.engine.kv_store import KVStore
 
 from pask.engine import decode
-from pask.engine.decode import generate
+from pask.engine.decode import generate, new_store
 from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
-from pask.engine.store import RequestKV
 from pask.errors import HarnessFault, PaskError
-from pask.methods.contract import Captures, Keep, PromptInfo, RequestState
+from pask.methods.contract import Captures, Placement, PromptInfo, RequestState
 from pask.methods.full import FullKV
+from pask.methods.levels import Level
 from pask.structure.automaton import END, TagGrammar, Unit, text
 from pask.structure.ebnf import EbnfGrammar
 from pask.structure.tags import Role, TokenClass
@@ -187,39 +187,42 @@ def test_entries_of_a_task_must_differ(requests: list[SomeRequest]) -> None:
         Task(requests[0], ())
 
 
-def test_finished_sequences_leave_nothing_behind(
+def test_finished_answers_leave_nothing_behind(
     model: LoadedModel, requests: list[SomeRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more stores are alive than sequences run at once, and one task that waits."""
-    alive: weakref.WeakSet[RequestKV] = weakref.WeakSet()
+    """No more seats are taken than answers run at once, and one task that waits."""
+    stores: list[KVStore] = []
 
-    class Watched(RequestKV):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            alive.add(self)
+    def watched(*args: Any, **kwargs: Any) -> KVStore:
+        stores.append(new_store(*args, **kwargs))
+        return stores[-1]
 
-    monkeypatch.setattr(decode, "RequestKV", Watched)
+    monkeypatch.setattr(decode, "new_store", watched)
     methods = tuple((f"m{n}", FullKV()) for n in range(3))
     most = 0
     for _ in generate(model, [Task(r, methods) for r in requests], Limits(6), max_batch=3):
-        most = max(most, len(alive))
+        (store,) = stores
+        store.check()
+        most = max(most, sum(seat is not None for seat in store.seats))
     assert 3 <= most <= 6
-    assert not alive
+    assert not any(store.seats)
+    assert not any(used for used, _ in store.pool_bytes().values())
 
 
 class _Faulty(EveryThirdState):
-    def keep(self, layer: int, captures: Captures) -> Keep:
+    def place(self, layer: int, captures: Captures) -> Placement:
         return self.answer  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (None, "keep must answer Keep, not NoneType"),
-        (Keep([[0]]), r"Keep.tokens must be int64 \[kv_heads=2, kept\]"),
-        (Keep(torch.zeros(2, 0, dtype=torch.int64)), "a layer must keep at least one token"),
-        (Keep(torch.tensor([[1, 0], [0, 1]])), "kept indices must ascend"),
-        (Keep(torch.tensor([[0, 99], [0, 1]])), "kept index outside 0"),
+        (None, "place must answer Placement, not NoneType"),
+        (Placement.high([[0]]), r"HIGH tokens must be int64 \[kv_heads=2, n\]"),
+        (Placement.high(torch.zeros(2, 0, dtype=torch.int64)), "must keep at least one token"),
+        (Placement.high(torch.tensor([[1, 0], [0, 1]])), "tokens must ascend"),
+        (Placement.high(torch.tensor([[0, 99], [0, 1]])), "token outside 0"),
+        (Placement({Level.LOW4: torch.zeros(2, 1, dtype=torch.int64)}), "not among the state's"),
     ],
 )
 def test_a_method_that_breaks_the_contract_is_one_line(
@@ -240,7 +243,7 @@ def test_a_tag_grammar_of_other_texts_is_a_fault_of_the_harness(
 ) -> None:
     other = TagGrammar(text(b"no", Unit(TokenClass.SCAFFOLD, Role.LAYOUT), END))
     request = SomeRequest("two", requests[0].prompt_ids, requests[0].grammar, other)
-    with pytest.raises(HarnessFault, match=r"two \(full\).*tag grammar refused b'\["):
+    with pytest.raises(HarnessFault, match=r"full, row two.*tag grammar refused b'\["):
         list(generate(model, full([request]), Limits(3)))
 
 

@@ -12,7 +12,7 @@ import torch
 import xgrammar as xgr
 from transformers import AutoModelForCausalLM
 
-from pask.engine.constraint import LegalTokens
+from pask.engine.constraint import LegalTokens, best
 from pask.engine.decode import generate
 from pask.engine.generation import Generation, Limits, Task
 from pask.engine.loading import LoadedModel, load_model
@@ -120,6 +120,6 @@ def test_an_eviction_method_attends_over_what_it_kept_alone(
         for step, token in enumerate(found.token_ids):
             legal = LegalTokens([matcher], VOCAB_SIZE)
             row = logits[prompt - 1 + step].clone()
-            assert legal.best([0], row[None]) == [token]
+            assert best([legal.mask(0)], row[None]) == [token]
             assert matcher.accept_token(token)
     assert differs == 9  # the masks do change what is computed

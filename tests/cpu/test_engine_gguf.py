@@ -18,10 +18,9 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from pask.engine import embedded, gguf
 from pask.engine.embedded import EMBEDDED, FILE, embedded_model
 from pask.engine.loading import load_model, tokenizer_info
-from pask.engine.store import RequestKV
 from pask.errors import PaskError
-from pask.methods.contract import PromptInfo
 from pask.paths import cache_dir
+from tests.cpu.stores import fed, prefilled, small_store
 from tests.cpu.tiny import tiny_folder, tiny_tokenizer
 
 IDS = [5, 90, 301, 7, 44, 260]
@@ -207,29 +206,16 @@ def test_the_embedded_model_does_not_see_the_batch() -> None:
     model = load_model(EMBEDDED)
     prompts = [list(range(100, 105 + 2 * n)) for n in range(64)]
 
-    def logits(chosen: list[int]) -> torch.Tensor:
-        layout = model.layout
-        stores = []
-        for n in chosen:
-            info = PromptInfo(
-                len(prompts[n]),
-                layout.layers,
-                layout.kv_heads,
-                layout.group_size,
-                layout.head_dim,
-            )
-            store = RequestKV(info)
-            model.transformer.prefill(
-                prompts[n], lambda layer, q, k, v, store=store: store.add_prompt(layer, k, v, None)
-            )
-            stores.append(store)
-        return model.transformer.decode([200] * len(chosen), stores, [True] * len(chosen))
-
-    alone = [logits([n])[0] for n in range(64)]
+    store = small_store(model)
+    seats = [prefilled(model, store, prompt) for prompt in prompts]
+    alone = [fed(model, store, [store.fork(seat)], [[200]])[0] for seat in seats]
     for size in (3, 4, 6, 16, 33, 64):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(size))[:size].tolist()
-        for row, n in zip(logits(order), order, strict=True):
+        forks = [store.fork(seats[n]) for n in order]
+        for row, n in zip(fed(model, store, forks, [[200]] * size), order, strict=True):
             assert torch.equal(row, alone[n])
+        for fork in forks:
+            store.free(fork)
 
 
 def test_the_embedded_model_without_a_network(

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pask.engine.loading import LoadedModel, load_model
-from pask.engine.store import RequestKV
-from pask.methods.contract import PromptInfo
+from tests.cpu.stores import fed, prefilled, small_store
 from tests.cpu.tiny import LAYOUTS, VOCAB_SIZE, tiny_folder
 
 LLAMA3 = {
@@ -49,14 +48,6 @@ def ids() -> list[int]:
     return torch.randint(VOCAB_SIZE, (90,), generator=generator).tolist()
 
 
-def prefilled(model: LoadedModel, ids: list[int], dtype: torch.dtype) -> RequestKV:
-    layout = model.layout
-    info = PromptInfo(len(ids), layout.layers, layout.kv_heads, layout.group_size, layout.head_dim)
-    store = RequestKV(info, kv_dtype=dtype)
-    model.transformer.prefill(ids, lambda layer, q, k, v: store.add_prompt(layer, k, v, None))
-    return store
-
-
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -89,18 +80,19 @@ def test_decoding_token_by_token_is_reading_all_at_once(
     model: LoadedModel, ids: list[int], prompt: int
 ) -> None:
     expected = model.transformer.all_logits(ids)
-    store = prefilled(model, ids[:prompt], torch.float32)
+    store = small_store(model, torch.float32)
+    seat = prefilled(model, store, ids[:prompt])
     for position in range(prompt, len(ids)):
-        assert store.position == position
-        (logits,) = model.transformer.decode([ids[position]], [store], [True])
+        assert seat.position == position
+        (logits,) = fed(model, store, [seat], [[ids[position]]])
         torch.testing.assert_close(logits, expected[position], rtol=1e-3, atol=1e-3)
     store.check()
 
 
 def test_half_precision_kv_stays_near(model: LoadedModel, ids: list[int]) -> None:
     expected = model.transformer.all_logits(ids)[-1]
-    store = prefilled(model, ids[:-1], torch.float16)
-    (logits,) = model.transformer.decode([ids[-1]], [store], [True])
+    store = small_store(model)
+    (logits,) = fed(model, store, [prefilled(model, store, ids[:-1])], [[ids[-1]]])
     assert 0 < (logits - expected).abs().max() < 0.05 * expected.std()
 
 
@@ -108,29 +100,45 @@ def test_half_precision_kv_stays_near(model: LoadedModel, ids: list[int]) -> Non
 def test_logits_do_not_depend_on_the_batch(
     model: LoadedModel, ids: list[int], threads: int
 ) -> None:
-    """Bit for bit: alone, among others of any number and order, whoever else needs logits."""
+    """Bit for bit: alone, among others of any number and order."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        prompts = [ids[start : start + 3 + 4 * start] for start in range(16)]
-        alone = [
-            model.transformer.decode([5], [prefilled(model, prompt, torch.float16)], [True])[0]
-            for prompt in prompts
+        store = small_store(model)
+        prompts = [
+            prefilled(model, store, ids[start : start + 3 + 4 * start]) for start in range(16)
         ]
+        alone = [fed(model, store, [store.fork(prompt)], [[5]])[0] for prompt in prompts]
         for size in (2, 3, 4, 5, 7, 16):
             order = torch.randperm(16, generator=torch.Generator().manual_seed(size))[:size]
-            stores = [prefilled(model, prompts[i], torch.float16) for i in order]
-            need = [row % 3 != 1 for row in range(size)]
-            logits = iter(model.transformer.decode([5] * size, stores, need))
-            for row, i in enumerate(order):
-                if need[row]:
-                    assert torch.equal(next(logits), alone[i])
-            assert next(logits, None) is None
+            seats = [store.fork(prompts[i]) for i in order]
+            for row, i in zip(fed(model, store, seats, [[5]] * size), order, strict=True):
+                assert torch.equal(row, alone[i])
+            for seat in seats:
+                store.free(seat)
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_step_nobody_needs_logits_of_still_appends(model: LoadedModel, ids: list[int]) -> None:
-    store = prefilled(model, ids, torch.float16)
-    assert model.transformer.decode([3], [store], [False]).shape == (0, VOCAB_SIZE)
-    assert store.decoded_tokens == 1
+def test_a_run_of_tokens_is_feeding_them_one_by_one(model: LoadedModel, ids: list[int]) -> None:
+    """Bit for bit, whatever the lengths of the runs and whoever is fed beside them."""
+    store = small_store(model)
+    prompt = prefilled(model, store, ids[:30])
+    single = store.fork(prompt)
+    expected = [fed(model, store, [single], [[token]])[0] for token in ids[30:70]]
+    together, others = store.fork(prompt), store.fork(prompt)
+    start = 30
+    for length in (1, 2, 17, 3, 16, 1):
+        run = ids[start : start + length]
+        logits = fed(model, store, [others, together], [[7, 8], run])
+        for row, wanted in zip(logits[2:], expected[start - 30 :], strict=False):
+            assert torch.equal(row, wanted)
+        start += length
+
+
+def test_a_long_prompt_is_read_in_chunks_of_rows(
+    model: LoadedModel, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = model.transformer.all_logits(ids)
+    monkeypatch.setattr("pask.engine.transformer.CHUNK_ROWS", 16)
+    assert torch.equal(model.transformer.all_logits(ids), expected)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.snapkv import SnapKV
-from pask.methods.contract import Captures, PromptInfo
+from pask.methods.contract import Captures, PromptInfo, RequestState
+from pask.methods.levels import Level
 
 
 def info(prompt: int, *, kv_heads: int = 1, group_size: int = 1, expected: int = 0) -> PromptInfo:
@@ -15,10 +16,15 @@ def info(prompt: int, *, kv_heads: int = 1, group_size: int = 1, expected: int =
 
 def keep(method: SnapKV, about: PromptInfo, mass: torch.Tensor) -> list[list[int]]:
     state = method.open(about)
-    kept = state.keep(0, Captures(window_mass=mass))
-    kept.check(about)
-    assert kept.tokens is not None
-    return kept.tokens.tolist()
+    return kept_by(state, about, mass).tolist()
+
+
+def kept_by(state: RequestState, about: PromptInfo, mass: torch.Tensor) -> torch.Tensor:
+    placement = state.place(0, Captures(window_mass=mass))
+    placement.check(about, state.levels)
+    assert placement.tokens is not None
+    assert set(placement.tokens) == {Level.HIGH}
+    return placement.tokens[Level.HIGH]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +82,7 @@ def test_a_budget_too_tight_is_clamped_and_says_so() -> None:
     state = SnapKV(budget=0.1, min_tokens=8).open(info(100, expected=60))
     assert "clamped" in state.notes
     mass = torch.rand(1, 100)
-    kept = state.keep(0, Captures(window_mass=mass)).tokens
-    assert kept is not None
-    assert kept.shape == (1, 8)
+    assert kept_by(state, info(100, expected=60), mass).shape == (1, 8)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 7, 8, 9, 31, 32, 33, 64])
@@ -86,7 +90,7 @@ def test_keep_everything_asks_for_nothing(prompt: int) -> None:
     state = SnapKV(budget=1.0).open(info(prompt))
     assert state.wants.window_queries == 0
     assert state.notes == ()
-    assert state.keep(0, Captures()).tokens is None
+    assert state.place(0, Captures()).tokens is None
 
 
 @pytest.mark.parametrize("fields", [{"kernel": 4}, {"kernel": 0}, {"window": 0}, {"budget": 0.01}])

@@ -12,9 +12,10 @@ import xgrammar as xgr
 
 from pask.engine.generation import Task
 from pask.engine.loading import LoadedModel, tokenizer_info
-from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState, Wants
+from pask.methods.contract import Captures, Method, Placement, PromptInfo, RequestState, Wants
 from pask.methods.full import FullKV
 from pask.structure.automaton import TagGrammar
+from pask.structure.labels import Label
 
 CALLS = r"""
 root ::= "[" call (", " call)* "]"
@@ -30,6 +31,7 @@ class SomeRequest:
     prompt_ids: tuple[int, ...]
     grammar: xgr.CompiledGrammar
     tag_grammar: TagGrammar | None = None
+    prompt_labels: tuple[Label, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class EveryThirdState(RequestState):
         self.wants = Wants(window_queries=window)
         self.seen: list[Captures] = []
 
-    def keep(self, layer: int, captures: Captures) -> Keep:
+    def place(self, layer: int, captures: Captures) -> Placement:
         assert layer == len(self.seen)
         self.seen.append(captures)
-        return Keep(kept_tokens(self.info.prompt_tokens, self.info.kv_heads))
+        return Placement.high(kept_tokens(self.info.prompt_tokens, self.info.kv_heads))
 
 
 def kept_tokens(prompt: int, kv_heads: int) -> torch.Tensor:

@@ -15,12 +15,12 @@ NEW_METHOD = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pask.methods.contract import Captures, Keep, Method, PromptInfo, RequestState
+from pask.methods.contract import Captures, Method, Placement, PromptInfo, RequestState
 
 
 class KeepAll(RequestState):
-    def keep(self, layer: int, captures: Captures) -> Keep:
-        return Keep()
+    def place(self, layer: int, captures: Captures) -> Placement:
+        return Placement()
 
 
 @dataclass(frozen=True)

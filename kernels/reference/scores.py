@@ -1,12 +1,11 @@
-"""Every operation of the engine's inner loop in plain torch: the definition the fast bodies meet.
-
-All of them take and give fp32 unless said otherwise, keys come after RoPE, and query head h reads
-kv head h // group, so queries are handed over as [kv_heads, group, ...] and no key is repeated.
-"""
+"""Attention over the prompt, summed by key, and over one contiguous sequence."""
 
 from __future__ import annotations
 
 import torch
+
+QUERY_BLOCK = 128
+"""Queries whose scores over the whole prompt exist at a time."""
 
 
 def window_mass(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
@@ -32,6 +31,26 @@ def window_mass(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
     query = key[prompt - rows :, None]
     scores.masked_fill_(key > query, float("-inf"))
     return torch.softmax(scores, dim=-1).sum(dim=1)
+
+
+def column_mass(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Attention mass that all prompt queries together put on every prompt key:
+
+        mass[h, j] = sum_{i = j}^{P-1} softmax(q[h, i] . K[h // group]^T / sqrt(d))[j]
+
+    where query i's softmax runs over the keys 0 .. i (H2O, arXiv:2306.14048, algorithm 1: the
+    accumulated scores after the prompt). Computed for one block of queries at a time: no
+    [P, P] tensor exists.
+
+    q: [q_heads, P, head_dim], k: [kv_heads, P, head_dim]; answers [q_heads, P] fp32, each row
+    adding up to P.
+    """
+    q_heads, prompt, _ = q.shape
+    mass = torch.zeros(q_heads, prompt, dtype=torch.float32, device=q.device)
+    for start in range(0, prompt, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, prompt)
+        mass[:, :stop] += window_mass(q[:, :stop], k[:, :stop], stop - start)
+    return mass
 
 
 def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

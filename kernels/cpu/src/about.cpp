@@ -1,0 +1,2 @@
+// What compiled this library.
+extern "C" const char* pask_compiler() { return __VERSION__; }

@@ -1,0 +1,81 @@
+"""What the paged operations read and write: pages by kind, and where a row finds its slots.
+
+A page holds `page_slots` tokens of one kv head of one layer of one sequence: a key and a value
+each. All sequences share the pages of a kind; a table says which are whose. Every operation works
+on one layer, for all rows of a step at once; a row is one query token of one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+GROUP = 32
+"""Channels that share a scale and a zero in quantised pages; head_dim must be a multiple."""
+
+BITS = (2, 3, 4, 8)
+"""The code widths that quantised pages may have."""
+
+
+@dataclass(frozen=True)
+class HighPages:
+    """Keys and values as they are: [pages, 2 (key, value), page_slots, head_dim], any float."""
+
+    data: torch.Tensor
+
+    @property
+    def page_slots(self) -> int:
+        return self.data.shape[2]
+
+
+@dataclass(frozen=True)
+class LowPages:
+    """Keys and values as `bits`-bit codes, asymmetric in groups of 32 channels of one token.
+
+    codes: [pages, 2, page_slots, head_dim // 8 * bits] uint8; ranges: [pages, 2, page_slots,
+    head_dim // 32, 2 (scale, zero)] fp16; a value is code * scale + zero. `reference.pack` defines
+    where a channel's code lies.
+    """
+
+    codes: torch.Tensor
+    ranges: torch.Tensor
+    bits: int
+
+    @property
+    def page_slots(self) -> int:
+        return self.codes.shape[2]
+
+
+Pages = HighPages | LowPages
+
+
+@dataclass(frozen=True)
+class KeyShift:
+    """Per-channel statistics that quantised keys were freed of: k = code * spread + center.
+
+    center, spread: [sequences, kv_heads, head_dim] fp16. A sequence whose low keys are stored
+    plain has center 0 and spread 1.
+    """
+
+    center: torch.Tensor
+    spread: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """The slots of one kind that rows may see, in one layer.
+
+    Slot i of kv head h of sequence s lies in page table[s, h, j // page_slots] at place
+    j % page_slots, with j = i % ring[s] where ring[s] > 0, else j = i. Row r sees the slots
+    start[r, h] <= i < stop[r, h] of its sequence.
+
+    table: [sequences, kv_heads, table_pages] int32; start, stop: [rows, kv_heads] int32;
+    ring: [sequences] int32, or None where nothing wraps. `start` None: from slot 0 on.
+    """
+
+    pages: Pages
+    table: torch.Tensor
+    stop: torch.Tensor
+    start: torch.Tensor | None = None
+    ring: torch.Tensor | None = None

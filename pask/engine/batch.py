@@ -1,0 +1,65 @@
+"""What is done to all running answers at once: feed what they have accepted, and choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pask.engine.answer import Answer, settle
+from pask.engine.constraint import best
+from pask.engine.kv_store import KVStore
+from pask.engine.transformer import Transformer
+
+LONGEST_RUN = 64
+"""Tokens of one answer that a step feeds at most, unless said otherwise."""
+
+
+class Batch:
+    """A model and the store that its answers' KV lies in."""
+
+    def __init__(
+        self, transformer: Transformer, store: KVStore, longest_run: int = LONGEST_RUN
+    ) -> None:
+        self._transformer, self._store, self._longest_run = transformer, store, longest_run
+
+    @torch.inference_mode()
+    def step(self, running: Sequence[Answer]) -> None:
+        """Feed what the answers have accepted, then make the choices that are open."""
+        fed, runs = zip(*(answer.next_run(self._longest_run) for answer in running), strict=True)
+        rows = [token for tokens in fed for token in tokens]
+        positions = [
+            self._store.position(run.seat) + n
+            for run, tokens in zip(runs, fed, strict=True)
+            for n in range(len(tokens))
+        ]
+        mass = any(answer.wants_mass for answer in running)
+        step = self._store.begin(runs, mass=mass)
+        transformer = self._transformer
+        x = transformer.forward(transformer.embed(rows), positions, step.attend)
+        step.finish()
+        held = step.resident_bytes.tolist()
+        last, end = [], 0
+        for number, (answer, tokens) in enumerate(zip(running, fed, strict=True)):
+            start, end = end, end + len(tokens)
+            shown = step.mass(number) if answer.wants_mass else None
+            answer.took(held[start:end], shown)
+            last.append(end - 1)
+        # An answer without a mask has ended, or has forced tokens left to feed.
+        choosing = [
+            (answer, row)
+            for answer, row in zip(running, last, strict=True)
+            if answer.mask is not None and not answer.to_feed
+        ]
+        if choosing:
+            logits = transformer.logits(x[[row for _, row in choosing]])
+            self.choose([answer for answer, _ in choosing], logits)
+
+    def choose(self, answers: Sequence[Answer], logits: torch.Tensor) -> None:
+        """Take the best legal token of each row, and whatever the grammar forces after it."""
+        if not answers:
+            return
+        masks = [answer.mask for answer in answers if answer.mask is not None]
+        for answer, token in zip(answers, best(masks, logits), strict=True):
+            answer.accept(token)
+        settle(answers, self._transformer.layout.vocab_size)

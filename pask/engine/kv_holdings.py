@@ -1,0 +1,202 @@
+"""What the sequences of a store hold of its pages, and what is left: the store's inner state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pask.engine.kv_bytes import Stages, count_bytes
+from pask.engine.kv_seat import KIND_LEVEL, LOW_KINDS, KVShape, Seat, low_kind
+from pask.engine.kv_statistics import KeyStatistics
+from pask.engine.kv_tables import SeatPages
+from pask.engine.kv_trails import Trails
+from pask.engine.pages import PagePool
+from pask.methods.levels import Level
+
+
+class Holdings:
+    """Pools, page tables and token counts by seat; `KVStore` adds what changes them.
+
+    `counts[kind]` [seats, layers]: slots in use of the regions that are filled from slot 0 on, the
+    same in all kv heads of a layer. `prompt_low[level]`: those of them that hold prompt tokens;
+    `prompt_high`: the same at HIGH, of all kv heads together, which may lose different ones.
+    `rings` [seats]: slots of the rings, `ring_written` [seats, layers]: how many were ever written,
+    before wrapping. `allowed` [seats, level]: where decoded tokens may end. `seats`: who has which.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        pages: Mapping[Level, int],
+        *,
+        seats: int,
+        max_tokens: int,
+        page_slots: int = 16,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if Level.HIGH not in pages:
+            raise ValueError("a store needs HIGH pages")
+        self.shape = shape
+        self.page_slots = page_slots
+        self.max_tokens = max_tokens
+        self.dtype = dtype
+        self.device = torch.device(device)
+        pools = {
+            level: PagePool(
+                level,
+                count,
+                page_slots=page_slots,
+                head_dim=shape.head_dim,
+                dtype=dtype,
+                device=device,
+            )
+            for level, count in pages.items()
+        }
+        self.seat_pages = SeatPages(shape, pools, seats, self.pages_for(max_tokens), device)
+        self.statistics = KeyStatistics(shape, seats, device)
+        self.trails = Trails(seats, shape.layers, pools)
+        self.rings = np.ones(seats, dtype=np.int32)
+        self.ring_written = np.zeros((seats, shape.layers), dtype=np.int64)
+        self.allowed = np.zeros((seats, Level.HIGH + 1), dtype=bool)
+        self.prompt_high = np.zeros((seats, shape.layers), dtype=np.int64)
+        self.prompt_low = {
+            level: np.zeros((seats, shape.layers), dtype=np.int64)
+            for level in pools
+            if level.is_low
+        }
+        self.seats: list[Seat | None] = [None] * seats
+        self.counts = {
+            kind: np.zeros((seats, shape.layers), dtype=np.int64)
+            for kind in ("high", *LOW_KINDS)
+            if KIND_LEVEL[kind] in pools
+        }
+
+    @property
+    def _by_layer(self) -> list[np.ndarray]:
+        """All counts that belong to a seat, [seats, layers] each."""
+        low = self.prompt_low.values()
+        return [*self.counts.values(), *low, self.prompt_high, self.ring_written]
+
+    def pages_for(self, slots: int) -> int:
+        return -(-slots // self.page_slots)
+
+    def round_up(self, tokens: int) -> int:
+        """Tokens rounded up to whole pages."""
+        return self.pages_for(tokens) * self.page_slots
+
+    def capacity(self, level: Level) -> int:
+        """Tokens (in all layers and kv heads) that the store's pages of a level can hold."""
+        pool = self.seat_pages.pools.get(level)
+        return 0 if pool is None else pool.count // self.shape.heads * self.page_slots
+
+    def room_for(self, tokens: Mapping[Level, int]) -> bool:
+        """Whether so many more tokens, in all layers and kv heads, fit beside all promises."""
+        return all(
+            self.pages_for(count) * self.shape.heads <= self.seat_pages.pools[level].unpromised
+            for level, count in tokens.items()
+        )
+
+    def reserve(self, seat: Seat, tokens: Mapping[Level, int]) -> None:
+        """Promise a seat the pages for so many more tokens at each level, in all layers and heads.
+
+        They are used up by what the seat stores from then on, its copies of shared last pages
+        included; a later call replaces what is left of them. Recent tokens are tokens at HIGH, but
+        in pages of their own: their ring may take one page more per layer and kv head, and chunk
+        summaries count as tokens too. OutOfPages where the pages are not there.
+        """
+        held = self.held(seat)
+        for level, more in tokens.items():
+            kind = "high" if level is Level.HIGH else low_kind(level)
+            used = self.counts[kind][seat.id]
+            grown = -(-(used + more) // self.page_slots) - -(-used // self.page_slots)
+            pages = int(grown.sum()) * self.shape.kv_heads
+            if not seat.owns_tails:
+                shared = (kind for kind in held if KIND_LEVEL[kind] is level)
+                pages += sum(self._shared_tails(seat, kind) for kind in shared)
+            self.seat_pages.promise(seat.id, level, pages)
+
+    def resident_bytes(self, seat: Seat) -> Stages:
+        """Bytes of what a seat holds, by stage ("prompt", "decode") and kind of region.
+
+        Whole pages count. The prompt's share are its resident tokens' slots, the statistics of its
+        keys and the summaries of its chunks; decoded tokens and free slots are the decode stage's.
+        A shared page counts for each of its holders: the bytes are those the sequence would take
+        alone. A ring that is larger than feeding one token a step asks for counts as that one.
+        """
+        return count_bytes(self, seat)
+
+    def resident_total(self, seat: Seat) -> int:
+        """All of `resident_bytes` together."""
+        stages = self.resident_bytes(seat)
+        return sum(count for kinds in stages.values() for count in kinds.values())
+
+    def full_bytes(self, prompt_tokens: int, decoded_tokens: int) -> int:
+        """Bytes of a sequence that keeps every token at HIGH, pages rounded up."""
+        slots = self.round_up(prompt_tokens + decoded_tokens)
+        return self.shape.heads * slots * self.pool("high").slot_bytes
+
+    def full_prompt_bytes(self, prompt_tokens: int) -> int:
+        """Bytes of a whole prompt's slots; free slots count to the decode stage here too."""
+        return self.shape.heads * prompt_tokens * self.pool("high").slot_bytes
+
+    def pool_bytes(self) -> dict[Level, tuple[int, int]]:
+        """By level: bytes of the pages that are held (shared ones once), and of all there are."""
+        return {
+            level: (pool.used * pool.page_bytes, pool.count * pool.page_bytes)
+            for level, pool in self.seat_pages.pools.items()
+        }
+
+    def pool(self, kind: str) -> PagePool:
+        return self.seat_pages.pool(kind)
+
+    def held(self, seat: Seat) -> dict[str, np.ndarray]:
+        """Pages per kv head that a seat holds, [layers], by kind of region."""
+        held = {
+            kind: -(-counts[seat.id] // self.page_slots) for kind, counts in self.counts.items()
+        }
+        held = {kind: pages for kind, pages in held.items() if pages.any()}
+        if seat.acts:
+            waiting = np.minimum(self.trails.waiting[seat.id, seat.decoded], seat.ring_slots)
+            held["recent"] = -(-waiting // self.page_slots)
+        if seat.choice is not None:
+            chunks = -(-self.counts["high"][seat.id] // seat.choice.chunk)
+            held["summary"] = -(-chunks // self.page_slots)
+        return held
+
+    def settle_low(self, seats: Sequence[Seat]) -> None:
+        """Set the counts of low tokens from what has left the recent window."""
+        ids = np.array([seat.id for seat in seats], dtype=np.int64)
+        left = np.array([seat.left for seat in seats], dtype=np.int64)
+        for level in {level for seat in seats for level in seat.levels}:
+            gone = self.trails.low[level][ids, left]
+            self.counts[low_kind(level)][ids] = self.prompt_low[level][ids] + gone
+
+    def own_tails(self, seat: Seat) -> None:
+        """Before a seat is written to: copy what it shares of its last pages and its ring."""
+        if seat.owns_tails:
+            return
+        for kind, pages in self.held(seat).items():
+            self.seat_pages.own(kind, seat.id, self._written(seat, kind), pages)
+        seat.owns_tails = True
+
+    def _shared_tails(self, seat: Seat, kind: str) -> int:
+        """Pages, of all layers and kv heads, that `own_tails` would copy."""
+        ids, _ = self.seat_pages.ids(
+            kind, seat.id, self._written(seat, kind), self.held(seat)[kind]
+        )
+        return int((self.pool(kind).references[ids] > 1).sum())
+
+    def _written(self, seat: Seat, kind: str) -> np.ndarray:
+        """The first page of a kind that later tokens are written to, [layers]."""
+        if kind == "recent":
+            return np.zeros(self.shape.layers, dtype=np.int64)
+        if kind == "summary":  # the last chunk is written to while it has room
+            assert seat.choice is not None
+            slots = self.counts["high"][seat.id] // seat.choice.chunk
+        else:
+            slots = self.counts[kind][seat.id]
+        first: np.ndarray = slots // self.page_slots
+        return first

@@ -1,0 +1,70 @@
+"""The attention that a step paid, told by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pask.engine.kv_plan import Plan
+from pask.engine.kv_seat import KIND_LEVEL, Seat
+
+if TYPE_CHECKING:
+    from pask.engine.kv_holdings import Holdings
+
+
+def mass_by_token(
+    store: Holdings, plan: Plan, run: int, masses: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """`Step.mass` from each layer's probabilities [rows, kv_heads, width], whose columns are the
+    slots that a row sees: region after region, in slot order."""
+    seat, rows = plan.runs[run].seat, plan.rows(run)
+    tokens = int(plan.positions[rows.stop - 1]) + 1
+    # One column more takes what stands behind a layer's last slot.
+    mass = torch.zeros(store.shape.layers, store.shape.kv_heads, tokens + 1)
+    for row in range(rows.start, rows.stop):
+        probabilities = _padded([layer[row] for layer in masses])
+        offset = np.zeros(store.shape.layers, dtype=np.int64)
+        for kind in KIND_LEVEL:
+            if kind not in plan.stop or kind == "summary":
+                continue
+            stop, start = plan.stop[kind][row], np.zeros_like(offset)
+            if kind == "recent" and plan.recent_start is not None:
+                start = plan.recent_start[row]
+            count = stop - start
+            width = int(count.max(initial=0))
+            if not width:
+                continue
+            seen = _tokens(store, seat, kind, start, width)
+            behind = np.arange(width) >= count[:, None]
+            seen[np.broadcast_to(behind[:, None], seen.shape)] = tokens
+            columns = np.minimum(offset[:, None] + np.arange(width), probabilities.shape[2] - 1)
+            index = torch.from_numpy(columns)[:, None].expand(seen.shape)
+            mass.scatter_add_(2, torch.from_numpy(seen), probabilities.gather(2, index))
+            offset += count
+    return mass[:, :, :tokens]
+
+
+def _tokens(store: Holdings, seat: Seat, kind: str, start: np.ndarray, width: int) -> np.ndarray:
+    """The tokens of slots start .. start + width of each layer, [layers, kv_heads, width] int64."""
+    pool = store.pool(kind)
+    if kind == "recent":
+        slots = (start[:, None] + np.arange(width)) % seat.ring_slots
+        page, place = store.seat_pages.at(kind, np.full(width, seat.id), slots)
+        named = pool.tokens[page, place].transpose(0, 2, 1)
+        return np.array(named, dtype=np.int64)
+    pages = store.pages_for(width)
+    ids = store.seat_pages.tables[kind].host[:, seat.id, :, :pages]
+    named = pool.tokens[ids].reshape(*ids.shape[:2], -1)[:, :, :width]
+    return np.array(named, dtype=np.int64)
+
+
+def _padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[kv_heads, width] of each layer as one [layers, kv_heads, width], zeros behind."""
+    width = max(row.shape[1] for row in rows)
+    together = torch.zeros(len(rows), rows[0].shape[0], width)
+    for layer, row in enumerate(rows):
+        together[layer, :, : row.shape[1]] = row
+    return together

@@ -1,0 +1,175 @@
+"""A layer's prompt in the store: rounded, measured, and put where a method wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels import append_bounds, append_low
+from pask.engine.kv_seat import Seat, low_kind
+from pask.engine.kv_tables import Growth
+from pask.errors import PaskError
+from pask.methods.contract import Placement
+from pask.methods.levels import Level
+
+if TYPE_CHECKING:
+    from pask.engine.kv_holdings import Holdings
+
+
+def rounded(layer: int, full: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A layer's keys or values in the store's dtype; PaskError where they are not finite in it."""
+    # Rounding keeps the order, so the extremes tell of all; a NaN is both of them.
+    extremes = torch.stack(torch.aminmax(full))
+    if not bool(torch.isfinite(extremes.to(dtype)).all()):
+        if not bool(torch.isfinite(extremes).all()):
+            raise PaskError(
+                f"layer {layer}: the model gives keys or values that are not finite",
+                todo="check its weights",
+            )
+        raise PaskError(
+            f"layer {layer}: keys or values do not fit into {dtype}",
+            todo="set kv_dtype to bfloat16 or float32",
+        )
+    return full.to(dtype)
+
+
+def put_prompt(
+    store: Holdings,
+    seats: Sequence[Seat],
+    layer: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    placement: Placement | None,
+) -> None:
+    """Write a layer's prompt, [kv_heads, P, head_dim] in the store's dtype, for the first of
+    `seats` and let the others hold the same pages."""
+    prompt = keys.shape[1]
+    tokens = None if placement is None else placement.tokens
+    by_level = {Level.HIGH: None} if tokens is None else dict(tokens)
+    counts = {level: prompt if at is None else at.shape[1] for level, at in by_level.items()}
+    first, others = seats[0], seats[1:]
+    for level in counts:
+        if level is not Level.HIGH and any(level not in seat.levels for seat in seats):
+            raise ValueError(f"{level.name} is not among the seat's levels")
+    if any(
+        (seat.choice, seat.has_statistics) != (first.choice, first.has_statistics)
+        for seat in others
+    ):
+        raise ValueError("seats of different make cannot share a copy")
+    measured = [seat.id for seat in seats if seat.has_statistics]
+    if measured:
+        store.statistics.measure(layer, measured, keys)
+    _take_pages(store, first, layer, counts)
+    for level, at in by_level.items():
+        if not counts[level]:
+            continue
+        if at is None:
+            named, chosen = np.broadcast_to(np.arange(prompt), keys.shape[:2]), (keys, values)
+        else:
+            named = at.cpu().numpy()
+            index = at.to(keys.device)[:, :, None].expand(-1, -1, keys.shape[2])
+            chosen = keys.gather(1, index), values.gather(1, index)
+        if level is Level.HIGH:
+            _put_high(store, first, layer, *chosen, named)
+        else:
+            _put_low(store, first, layer, level, *chosen, named)
+    for seat in seats:
+        _count(store, seat, layer, counts)
+        if others:
+            seat.shares, seat.owns_tails = True, False
+    for kind, pages in store.held(first).items():
+        for seat in others:
+            store.seat_pages.share(kind, first.id, seat.id, layer, int(pages[layer]))
+
+
+def _take_pages(store: Holdings, seat: Seat, layer: int, counts: dict[Level, int]) -> None:
+    kinds = {"high" if level is Level.HIGH else low_kind(level): n for level, n in counts.items()}
+    if seat.choice is not None:
+        kinds["summary"] = -(-kinds.get("high", 0) // seat.choice.chunk)
+    growths = []
+    for kind, slots in kinds.items():
+        new = np.zeros((1, store.shape.layers), dtype=np.int64)
+        new[0, layer] = store.pages_for(slots)
+        growths.append(Growth(kind, np.array([seat.id]), np.zeros_like(new), new))
+    store.seat_pages.grow(growths)
+    store.seat_pages.sync()
+
+
+def _count(store: Holdings, seat: Seat, layer: int, counts: dict[Level, int]) -> None:
+    for level, slots in counts.items():
+        if level is Level.HIGH:
+            store.counts["high"][seat.id, layer] = slots
+            store.prompt_high[seat.id, layer] = slots * store.shape.kv_heads
+        else:
+            store.counts[low_kind(level)][seat.id, layer] = slots
+            store.prompt_low[level][seat.id, layer] = slots
+    seat.layers_placed += 1
+
+
+def _put_high(
+    store: Holdings,
+    seat: Seat,
+    layer: int,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    named: np.ndarray,
+) -> None:
+    """Whole pages at once: the free slots of the last one are written too, with zeros."""
+    pool = store.pool("high")
+    heads, count, head_dim = keys.shape
+    pages = store.pages_for(count)
+    ids = store.seat_pages.tables["high"].host[layer, seat.id, :, :pages].ravel()
+    at = torch.from_numpy(ids.astype(np.int64)).to(keys.device)
+    padded = keys.new_zeros(heads, pages * pool.page_slots, head_dim)
+    for half, part in enumerate((keys, values)):
+        padded[:, :count] = part
+        pool.high.data[at, half] = padded.view(-1, pool.page_slots, head_dim)
+    _name(store, "high", seat, layer, named)
+    if seat.choice is not None:
+        slots = torch.arange(count, dtype=torch.int32, device=keys.device)
+        append_bounds(
+            pool.high,
+            store.seat_pages.tables["summary"].layer(layer),
+            torch.full_like(slots, seat.id),
+            slots[:, None].expand(-1, heads).contiguous(),
+            keys.transpose(0, 1).float().contiguous(),
+            seat.choice.chunk,
+        )
+
+
+def _put_low(
+    store: Holdings,
+    seat: Seat,
+    layer: int,
+    level: Level,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    named: np.ndarray,
+) -> None:
+    kind = low_kind(level)
+    heads, count, _ = keys.shape
+    slots = torch.arange(count, dtype=torch.int32, device=keys.device)
+    append_low(
+        store.pool(kind).low,
+        store.seat_pages.tables[kind].layer(layer),
+        torch.full_like(slots, seat.id),
+        slots[:, None].expand(-1, heads).contiguous(),
+        keys.transpose(0, 1).float().contiguous(),
+        values.transpose(0, 1).float().contiguous(),
+        store.statistics.shift(layer) if seat.has_statistics else None,
+    )
+    _name(store, kind, seat, layer, named)
+
+
+def _name(store: Holdings, kind: str, seat: Seat, layer: int, named: np.ndarray) -> None:
+    """Say which tokens, [kv_heads, n], lie in the first slots of a kind."""
+    pool = store.pool(kind)
+    heads, count = named.shape
+    pages = store.pages_for(count)
+    padded = np.zeros((heads, pages * pool.page_slots), dtype=np.int32)
+    padded[:, :count] = named
+    ids = store.seat_pages.tables[kind].host[layer, seat.id, :, :pages]
+    pool.tokens[ids] = padded.reshape(heads, pages, pool.page_slots)

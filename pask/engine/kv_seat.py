@@ -1,0 +1,90 @@
+"""A sequence's place in the KV store, and where its decoded tokens have gone so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pask.methods.levels import LOW_LEVELS, Level
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What of a model the store has to know."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def heads(self) -> int:
+        """Kv heads of all layers together."""
+        return self.layers * self.kv_heads
+
+
+@dataclass(frozen=True)
+class SlotChoice:
+    """Attention reads only the `count` most promising HIGH tokens, found by chunk summaries.
+
+    Chunks of `chunk` slots are ranked by `channels` channels of the query (`choose_slots`).
+    """
+
+    chunk: int
+    channels: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if min(self.chunk, self.channels, self.count) < 1:
+            raise ValueError("chunk, channels and count must be at least 1")
+
+
+@dataclass(eq=False)
+class Seat:
+    """A sequence in the store; only the store changes it.
+
+    `recent`: a decoded token that does not end at HIGH stays in 16 bit until so many later ones
+    were fed. `levels`: the low levels that its tokens may have. `normalise`: low keys are stored
+    freed of the prompt's channel statistics. `ring_slots`: the room of recent tokens, per layer and
+    kv head. `longest_run`: rows of one run that are sure to fit. `acts`: decoded tokens may end
+    below HIGH.
+    """
+
+    id: int
+    prompt_tokens: int
+    recent: int
+    levels: frozenset[Level]
+    normalise: bool
+    ring_slots: int
+    longest_run: int
+    acts: bool
+    choice: SlotChoice | None
+    decoded: int = 0
+    cut_from: int = 0  # decoded tokens when something was last evicted: no cut goes behind that
+    layers_placed: int = 0
+    shares: bool = False  # some of its pages may be held by another seat too
+    owns_tails: bool = True  # the pages that the next tokens go into are its own
+    evicted: bool = False
+
+    @property
+    def position(self) -> int:
+        """Logical position of the next token, whatever is resident."""
+        return self.prompt_tokens + self.decoded
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.normalise and bool(self.levels)
+
+    @property
+    def left(self) -> int:
+        """Decoded tokens that have left the recent window: what the last fed does not see there."""
+        return max(self.decoded - 1 - self.recent, 0)
+
+
+def low_kind(level: Level) -> str:
+    return f"low{int(level)}"
+
+
+LOW_KINDS = {low_kind(level): level for level in reversed(LOW_LEVELS)}
+"""The kinds of low region, widest first."""
+
+KIND_LEVEL = {"high": Level.HIGH, **LOW_KINDS, "recent": Level.HIGH, "summary": Level.HIGH}
+"""Whose pages a kind of region lies in. Attention reads regions in this order."""

@@ -1,0 +1,1 @@
+"""Other engines, asked the same questions as ours."""

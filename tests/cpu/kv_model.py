@@ -1,0 +1,137 @@
+"""What a KV store should hold, told by a dictionary of tokens, and attention over it in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pask.methods.levels import Level
+
+GROUP = 32
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""Key and value, [head_dim] each."""
+
+
+def quantised(x: np.ndarray, bits: int) -> np.ndarray:
+    """x [head_dim] as its codes give it back, group by group."""
+    out = np.empty(len(x))
+    for start in range(0, len(x), GROUP):
+        part = x[start : start + GROUP].astype(np.float32)
+        zero = np.float32(np.float16(part.min()))
+        scale = np.float32(np.float16((part.max() - part.min()) / np.float32(2**bits - 1)))
+        scale = scale if scale else np.float32(1)
+        codes = np.clip(np.rint((part - zero) / scale), 0, 2**bits - 1)
+        out[start : start + GROUP] = codes.astype(np.float64) * scale + zero
+    return out
+
+
+@dataclass
+class Token:
+    """One token in one layer and kv head: what 16 bit holds of it, [head_dim] each."""
+
+    level: Level
+    key: np.ndarray
+    value: np.ndarray
+    given_back: Pair | None = None  # by its low level, once that was asked for
+
+
+@dataclass
+class SeatModel:
+    """A sequence: by (layer, kv head) its kept prompt tokens and all decoded ones."""
+
+    prompt_tokens: int
+    recent: int
+    ring_slots: int
+    has_statistics: bool  # low keys are stored freed of the prompt's
+    layers: int
+    kv_heads: int
+    prompt: dict[tuple[int, int], dict[int, Token]] = field(default_factory=dict)
+    decoded: dict[tuple[int, int], list[Token]] = field(default_factory=dict)
+    evicted: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # positions
+    statistics: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    written: int = 0  # the most tokens that were ever decoded
+    cut_from: int = 0
+
+    @property
+    def fed(self) -> int:
+        return len(self.decoded[0, 0])
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        return [(layer, head) for layer in range(self.layers) for head in range(self.kv_heads)]
+
+    def low(self, where: tuple[int, int], token: Token) -> Pair:
+        """A token as its low level gives it back."""
+        if token.given_back is None:
+            key, bits = token.key.astype(np.float32), int(token.level)
+            if self.has_statistics:
+                center, spread = self.statistics[where]
+                stored = quantised((key - np.float32(center)) / np.float32(spread), bits)
+                key = stored * spread + center
+            else:
+                key = quantised(key, bits)
+            token.given_back = key, quantised(token.value, bits)
+        return token.given_back
+
+    def resident(self, where: tuple[int, int], fed: int) -> dict[str, dict[int, Pair]]:
+        """By kind of region the tokens that the last of the first `fed` decoded tokens sees."""
+        found: dict[str, dict[int, Pair]] = {}
+        tokens = dict(self.prompt[where])
+        first_recent = fed - 1 - self.recent
+        for number, token in enumerate(self.decoded[where][:fed]):
+            tokens[self.prompt_tokens + number] = token
+        for position, token in tokens.items():
+            if position in self.evicted[where]:
+                continue
+            number = position - self.prompt_tokens
+            if token.level is Level.HIGH:
+                kind, pair = "high", (token.key, token.value)
+            elif number >= max(first_recent, 0):
+                kind, pair = "recent", (token.key, token.value)
+            elif token.level is Level.RELEASE:
+                continue
+            else:
+                kind, pair = f"low{int(token.level)}", self.low(where, token)
+            found.setdefault(kind, {})[position] = pair
+        return found
+
+    def attention(
+        self, where: tuple[int, int], fed: int, q: np.ndarray
+    ) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Positions that one query [head_dim] sees, its softmax over them, and what comes out."""
+        seen: dict[int, Pair] = {}
+        for tokens in self.resident(where, fed).values():
+            seen |= tokens
+        keys, values = (
+            np.stack([pair[part] for pair in seen.values()]).astype(np.float64) for part in (0, 1)
+        )
+        scores = keys @ q.astype(np.float64) / np.sqrt(len(q))
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        return list(seen), weights, weights @ values
+
+    def bytes(self, fed: int, page_slots: int, head_dim: int) -> int:
+        """Whole pages of everything that is resident after `fed` tokens, by a closed formula."""
+        total = 0
+        for where in self.heads:
+            tokens = [*self.prompt[where].values(), *self.decoded[where][:fed]]
+            held = self.resident(where, fed)
+            for level in {token.level for token in tokens} - {Level.RELEASE}:
+                high = level is Level.HIGH
+                slots = len(held.get("high" if high else f"low{int(level)}", {}))
+                total += -(-slots // page_slots) * page_slots * slot_bytes(level, head_dim)
+            waited = sum(token.level is not Level.HIGH for token in self.decoded[where][:fed])
+            most = min(self.recent + 1, self.ring_slots)
+            pages = min(-(-waited // page_slots), -(-most // page_slots))
+            total += pages * page_slots * slot_bytes(Level.HIGH, head_dim)
+            total += 2 * 2 * head_dim * self.has_statistics
+        return total
+
+
+def slot_bytes(level: Level, head_dim: int) -> int:
+    """Key and value of one token of one kv head: 16 bit, or codes with fp16 scales and zeros."""
+    if level is Level.HIGH:
+        return 2 * 2 * head_dim
+    return 2 * (head_dim * int(level) // 8 + head_dim // GROUP * 4)

@@ -1,0 +1,217 @@
+"""Replay against decoding token by token: the same answers, bytes and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines.snapkv import SnapKV
+from pask.engine.decode import generate, new_store
+from pask.engine.generation import Generation, Limits, Task
+from pask.engine.kv_store import KVStore
+from pask.engine.loading import LoadedModel, load_model
+from pask.engine.replay import Replayer
+from pask.errors import PaskError
+from pask.methods.contract import Method
+from pask.methods.full import FullKV
+from pask.methods.levels import Level
+from tests.cpu.policies import ByToken
+from tests.cpu.tiny import LAYOUTS, tiny_folder
+from tests.cpu.toys import SomeRequest, full, toy_requests
+
+LIMITS = Limits(30)
+LAYERS = 4
+EVERY = tuple(range(LAYERS))
+MIXED = (Level.RELEASE, Level.LOW4, Level.HIGH)
+WIDTHS = (Level.LOW2, Level.LOW3, Level.LOW4, Level.LOW8, Level.HIGH)
+
+POLICIES: dict[str, Method] = {
+    "full": FullKV(),
+    "all layers": ByToken(1.0, 1, MIXED, EVERY),
+    "a window": ByToken(1.0, 2, MIXED, EVERY, recent=5),
+    "a long window": ByToken(1.0, 3, MIXED, EVERY, recent=20),
+    "an upper layer": ByToken(1.0, 4, (Level.RELEASE, Level.LOW2), (2,), recent=2),
+    "the top layer": ByToken(1.0, 5, (Level.LOW4,), (3,), recent=1),
+    "all widths": ByToken(1.0, 6, WIDTHS, EVERY, recent=3),
+    "plain keys": ByToken(1.0, 7, (Level.LOW2, Level.LOW4), EVERY, recent=1, shifted_keys=False),
+    "prompt": ByToken(1.0, 8, (Level.HIGH,), EVERY, prompt=(Level.RELEASE, Level.LOW4, Level.HIGH)),
+    "prompt and answer": ByToken(1.0, 9, MIXED, (1, 2), recent=4, prompt=(Level.LOW4, Level.LOW8)),
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"head_dim": 32, "num_hidden_layers": LAYERS}
+    return tiny_folder(tmp_path_factory.mktemp("model"), request.param, seed=2, **shape)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(str(folder))
+
+
+@pytest.fixture(scope="module")
+def requests(model: LoadedModel) -> list[SomeRequest]:
+    return toy_requests(model)[1::2]
+
+
+@pytest.fixture(scope="module")
+def answers(model: LoadedModel, requests: list[SomeRequest]) -> dict[str, Generation]:
+    return {found.request_id: found for found in generate(model, full(requests), LIMITS)}
+
+
+@pytest.fixture
+def store(model: LoadedModel) -> Iterator[KVStore]:
+    store = new_store(model, seats=40, capacity_tokens=8192)
+    yield store
+    store.check()
+    assert not any(store.seats)
+
+
+def test_replay_is_decoding_token_by_token(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+) -> None:
+    """8 requests under 10 policies in each of three layouts."""
+    replayer = Replayer(model, store, LIMITS)
+    methods = tuple(POLICIES.items())
+    outcomes = {"same": 0, "other": 0}
+    for request in requests:
+        task = Task(request, methods)
+        # One token a step, and one answer a batch: nothing of runs or batches enters.
+        decoded = {
+            found.entry: found
+            for found in generate(model, [task], LIMITS, max_batch=1, longest_run=1)
+        }
+        known = answers[request.id]
+        trace = replayer.trace(task, known.token_ids)
+        for one in replayer.replay(trace, methods, max_batch=4):
+            assert one.generation == decoded[one.generation.entry]
+            differs = one.generation.token_ids != known.token_ids
+            assert (one.first_difference is not None) == differs
+            outcomes["other" if differs else "same"] += 1
+        replayer.free(trace)
+    assert sum(outcomes.values()) == 80
+    assert min(outcomes.values()) > 10  # both ways were gone
+
+
+def test_runs_of_forced_tokens_change_nothing(
+    model: LoadedModel, requests: list[SomeRequest]
+) -> None:
+    methods = tuple(POLICIES.items())
+    tasks = [Task(request, methods) for request in requests]
+    single = set(generate(model, tasks, LIMITS, longest_run=1))
+    assert len(single) == 80
+    for longest_run, max_batch in ((64, 16), (3, 7)):
+        assert single == set(
+            generate(model, tasks, LIMITS, longest_run=longest_run, max_batch=max_batch)
+        )
+
+
+def test_the_first_difference_is_where_the_answers_part(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+) -> None:
+    replayer = Replayer(model, store, LIMITS)
+    parted = 0
+    for request in requests:
+        known = answers[request.id].token_ids
+        trace = replayer.trace(Task(request, (("full", FullKV()),)), known)
+        for one in replayer.replay(trace, POLICIES.items()):
+            found, at = one.generation.token_ids, one.first_difference
+            if at is not None:
+                parted += 1
+                assert found[:at] == known[:at]
+                assert found[at : at + 1] != known[at : at + 1]
+        replayer.free(trace)
+    assert parted > 10
+
+
+def test_what_cannot_change_is_not_computed(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+) -> None:
+    replayer = Replayer(model, store, LIMITS)
+    request = next(r for r in requests if answers[r.id].new_tokens == 30)
+    trace = replayer.trace(Task(request, (("full", FullKV()),)), answers[request.id].token_ids)
+    assert trace.fed == 29  # the last token was cut off, not fed
+    released = (Level.RELEASE,)
+    methods: list[tuple[str, Method]] = [
+        ("nothing", FullKV()),
+        ("too late", ByToken(1.0, 1, released, EVERY, recent=29)),
+        ("top", ByToken(1.0, 1, released, (3,), recent=20)),
+        ("upper", ByToken(1.0, 1, released, (2, 3), recent=9)),
+        ("all", ByToken(1.0, 1, released, EVERY)),
+    ]
+    found = {one.generation.entry: one for one in replayer.replay(trace, methods)}
+    # Token 0 is released for the rows from recent + 1 on.
+    first_pass = {"nothing": 0, "too late": 0, "top": 8, "upper": 2 * 19, "all": 4 * 28}
+    for name, expected in first_pass.items():
+        one = found[name]
+        if one.first_difference is None:
+            assert one.token_layers == expected
+        else:
+            again = (one.generation.new_tokens - one.first_difference) * LAYERS
+            assert expected < one.token_layers <= expected + again
+    replayer.free(trace)
+
+
+def test_an_answer_that_the_model_would_not_give(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+) -> None:
+    """Another engine's answer: replay still gives what decoding gives."""
+    request = next(r for r in requests if answers[r.id].text in ("yes", "no"))
+    replayer = Replayer(model, store, LIMITS)
+    methods = tuple(POLICIES.items())
+    decoded = {g.entry: g for g in generate(model, [Task(request, methods)], LIMITS)}
+    for text in ("yes", "no"):
+        ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        trace = replayer.trace(Task(request, methods), ids)
+        for one in replayer.replay(trace, methods):
+            assert one.generation == decoded[one.generation.entry]
+        replayer.free(trace)
+
+
+def test_refusals(model: LoadedModel, requests: list[SomeRequest], store: KVStore) -> None:
+    replayer = Replayer(model, store, LIMITS)
+    task = full(requests[:1])[0]
+    with pytest.raises(PaskError, match="does not allow token 0"):
+        replayer.trace(task, [5, 5])
+    good = next(iter(generate(model, [task], LIMITS))).token_ids
+    with pytest.raises(PaskError, match="breaks off after 2 tokens"):
+        replayer.trace(task, good[:2])
+    trace = replayer.trace(task, good)
+    with pytest.raises(ValueError, match="acts on attention"):
+        list(replayer.replay(trace, [("snapkv", SnapKV(budget=0.5))]))
+    replayer.free(trace)
+
+
+def test_a_trace_holds_what_the_layers_saw(
+    model: LoadedModel, requests: list[SomeRequest], answers: dict[str, Generation], store: KVStore
+) -> None:
+    """Keys and values of the answer's tokens as a prefill of prompt and answer has them."""
+    replayer = Replayer(model, store, LIMITS)
+    request = requests[6]
+    trace = replayer.trace(full([request])[0], answers[request.id].token_ids)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    ids = [*request.prompt_ids, *trace.tokens[: trace.fed]]
+    model.transformer.prefill(ids, lambda layer, q, k, v: seen.append((k, v)))
+    prompt = len(request.prompt_ids)
+    for layer, (keys, values) in enumerate(seen):
+        expected = keys[:, prompt:].transpose(0, 1)
+        torch.testing.assert_close(trace.keys[layer], expected, rtol=0.02, atol=0.02)
+        expected = values[:, prompt:].transpose(0, 1)
+        torch.testing.assert_close(trace.values[layer], expected, rtol=0.02, atol=0.02)
+    replayer.free(trace)
