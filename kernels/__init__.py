@@ -14,7 +14,6 @@ import torch
 
 from kernels.bodies import Body, body, operations
 from kernels.paged import HighPages, KeyShift, LowPages, Region
-from kernels.reference import decode_attention
 
 __all__ = [
     "Body",
@@ -24,7 +23,6 @@ __all__ = [
     "body",
     "choose_slots",
     "column_mass",
-    "decode_attention",
     "paged_attention",
     "window_mass",
 ]

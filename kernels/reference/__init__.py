@@ -8,7 +8,7 @@ keys come after RoPE, and query head h reads kv head h // group, so queries are 
 from kernels.reference.append import append_high, append_low
 from kernels.reference.attention import paged_attention
 from kernels.reference.codes import dequantise, pack, quantise, unpack
-from kernels.reference.scores import column_mass, decode_attention, window_mass
+from kernels.reference.scores import column_mass, window_mass
 from kernels.reference.summaries import append_bounds, choose_slots
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "append_low",
     "choose_slots",
     "column_mass",
-    "decode_attention",
     "dequantise",
     "pack",
     "paged_attention",

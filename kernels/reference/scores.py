@@ -51,15 +51,3 @@ def column_mass(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         stop = min(start + QUERY_BLOCK, prompt)
         mass[:, :stop] += window_mass(q[:, :stop], k[:, :stop], stop - start)
     return mass
-
-
-def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """One query token of one request over its resident keys, in any order:
-
-        out[h, g] = softmax_j(q[h, g] . k[h, j] / sqrt(d)) @ v[h]
-
-    q: [kv_heads, group, head_dim] fp32; k, v: [kv_heads, slots, head_dim], of the store's dtype,
-    read as fp32; answers [kv_heads, group, head_dim] fp32.
-    """
-    scores = torch.bmm(q * q.shape[-1] ** -0.5, k.float().transpose(1, 2))
-    return torch.bmm(torch.softmax(scores, dim=-1), v.float())

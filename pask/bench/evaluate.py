@@ -24,8 +24,9 @@ from pask.bench.rows import picked_rows
 from pask.bfcl.data import Row, subset_of
 from pask.bfcl.request import Request, RequestBuilder
 from pask.config import RunConfig
-from pask.engine.decode import KV_DTYPES, generate
+from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
+from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation.keys import method_of
 from pask.evaluation.model import load

@@ -2,8 +2,8 @@
 
 Shapes are those of the run's model, whose weights are not needed; 8 sequences are a batch.
 Attention at B = 1 (all tokens in 16 bit) and B = 0.33 stands beside torch's own attention over the
-whole KV in fp16. Bandwidth is measured too, by a large copy on the device. Calls are captured once and
-replayed, so that times are the device's; what a call costs the host is printed apart. Several
+whole KV in fp16. Bandwidth is measured too, by a large copy on the device. Calls are captured once
+and replayed, so that times are the device's; what a call costs the host is printed apart. Several
 layers' KV is read in turn: one alone would stay in the cache, which no model's KV does.
 """
 

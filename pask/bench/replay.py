@@ -23,8 +23,9 @@ from pask.bfcl.data import subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.calibration.intervention import OneBucket
 from pask.config import RunConfig
-from pask.engine.decode import KV_DTYPES, generate, new_store
+from pask.engine.decode import generate, new_store
 from pask.engine.generation import Generation, Limits, Task
+from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.engine.replay import Replayed, Replayer
 from pask.errors import PaskError

@@ -23,8 +23,9 @@ from pask.bfcl.grammar import GrammarCompiler
 from pask.bfcl.request import Request, RequestBuilder
 from pask.bfcl.tag_grammar import tag_grammar
 from pask.config import RunConfig
-from pask.engine.decode import KV_DTYPES, generate
+from pask.engine.decode import generate
 from pask.engine.generation import Generation, Limits, Task
+from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.errors import PaskError
 from pask.evaluation.model import load

@@ -113,13 +113,13 @@ class GrammarCompiler:
         call = xgr.Grammar.from_json_schema(
             any_call_schema(functions), any_whitespace=False, separators=SEPARATORS
         )
-        content = GrammarFormat(grammar=_fixed_width(str(call)))
+        content = GrammarFormat(grammar=fixed_width(str(call)))
         block = TagFormat(begin=BLOCK_BEGIN, content=content, end=BLOCK_END)
         blocks = TagsWithSeparatorFormat(tags=[block], separator=BLOCK_SEPARATOR, at_least_one=True)
         return self._compiler.compile_structural_tag(xgr.StructuralTag(format=blocks))
 
 
-def _fixed_width(grammar: str) -> str:
+def fixed_width(grammar: str) -> str:
     r"""The same grammar with `\u` escapes for `\x` ones, which have no fixed length: xgrammar
     prints "éa" as `\xe9a` and reads that back as one character."""
     return re.sub(r"\\(?:x([0-9a-f]{2})|.)", lambda m: f"\\u00{m[1]}" if m[1] else m[0], grammar)

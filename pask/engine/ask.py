@@ -48,8 +48,9 @@ def opened(method: Method, info: PromptInfo, who: str) -> RequestState:
             raise TypeError("a state's levels are a set of low Levels")
         if state.recent < 0:
             raise ValueError("a state's recent window is at least 0")
-        if state.evicts and state.acts_on_tokens:
-            raise ValueError("a state acts on tokens or evicts, not both")
+        ways = [state.acts_on_tokens or bool(state.levels), state.evicts, state.choice is not None]
+        if sum(ways) > 1:
+            raise ValueError("a state acts on tokens, evicts or has a choice, not two of these")
         if state.wants.step_mass and not state.evicts:
             raise ValueError("step_mass is for states that evict")
     return state

@@ -33,24 +33,18 @@ class Batch:
             for run, tokens in zip(runs, fed, strict=True)
             for n in range(len(tokens))
         ]
-        mass = any(answer.wants_mass for answer in running)
-        step = self._store.begin(runs, mass=mass)
+        step = self._store.begin(runs, mass=[answer.wants_mass for answer in running])
         transformer = self._transformer
         x = transformer.forward(transformer.embed(rows), positions, step.attend)
         step.finish()
         held = step.resident_bytes.tolist()
-        last, end = [], 0
-        for number, (answer, tokens) in enumerate(zip(running, fed, strict=True)):
-            start, end = end, end + len(tokens)
-            shown = step.mass(number) if answer.wants_mass else None
-            answer.took(held[start:end], shown)
-            last.append(end - 1)
-        # An answer without a mask has ended, or has forced tokens left to feed.
-        choosing = [
-            (answer, row)
-            for answer, row in zip(running, last, strict=True)
-            if answer.mask is not None and not answer.to_feed
-        ]
+        choosing = []
+        for number, answer in enumerate(running):
+            mine = step.rows_of(number)
+            answer.took(held[mine], step.mass(number) if answer.wants_mass else None)
+            # An answer without a mask has ended.
+            if answer.mask is not None and not answer.to_feed:
+                choosing.append((answer, mine.stop - 1))
         if choosing:
             logits = transformer.logits(x[[row for _, row in choosing]])
             self.choose([answer for answer, _ in choosing], logits)

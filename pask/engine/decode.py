@@ -15,14 +15,13 @@ import torch
 from pask.engine.answer import Answer, settle
 from pask.engine.batch import LONGEST_RUN, Batch
 from pask.engine.generation import MAX_ENTRIES, Generation, Limits, Task
+from pask.engine.kernel_body import kernel_body
 from pask.engine.kv_seat import KVShape
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, tokenizer_info
-from pask.engine.prefill import Prepared, most_tokens, prefill, prepare
+from pask.engine.prefill import Prepared, prefill, prepare, room
 from pask.errors import PaskError
 from pask.methods.levels import LOW_LEVELS, Level
-
-KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 CAPACITY_TOKENS = 65_536
 """Tokens that the store's pages can hold at each level, unless said otherwise; on a CPU only those
@@ -91,6 +90,7 @@ def new_store(
     page_slots: int = 16,
 ) -> KVStore:
     """A store for `seats` answers of a model; low levels only where its head_dim allows them."""
+    kernel_body()  # refuses here, in one line, rather than in the first operation
     layout = model.layout
     levels = [Level.HIGH] if layout.head_dim % 32 else [Level.HIGH, *LOW_LEVELS]
     return KVStore.sized(
@@ -119,8 +119,9 @@ class _Admission:
         will, which an `idle` store shows."""
         most: dict[Level, int] = {}
         for state in prepared.states:
-            for level, tokens in most_tokens(state, prepared.info, self._limits).items():
-                most[level] = most.get(level, 0) + self._store.round_up(tokens)
+            tokens = prepared.info.prompt_tokens + self._limits.max_new_tokens
+            for level, slots in room(state, tokens, self._store.page_slots).items():
+                most[level] = most.get(level, 0) + self._store.round_up(slots)
         if self._store.room_for(most):
             return True
         if idle:
@@ -144,13 +145,14 @@ class _Admission:
                 levels=state.levels,
                 normalise=state.shifted_keys,
                 acts=state.acts_on_tokens,
+                choice=state.choice,
             )
-            store.reserve(seat, most_tokens(state, info, limits))
+            most = info.prompt_tokens + limits.max_new_tokens
+            store.reserve(seat, room(state, most, store.page_slots))
             seats.append(seat)
         logits = prefill(self._model, prepared, seats, store)
         for state, seat in zip(prepared.states, seats, strict=True):
-            growth = dict.fromkeys((Level.HIGH, *state.levels), limits.max_new_tokens)
-            store.reserve(seat, growth)
+            store.reserve(seat, room(state, limits.max_new_tokens, store.page_slots))
         answers = [
             Answer(
                 prepared,
@@ -164,6 +166,7 @@ class _Admission:
             for number, seat in enumerate(seats)
         ]
         settle(answers, self._model.layout.vocab_size)
-        choosing = [answer for answer in answers if answer.mask is not None]
+        # The prompt's logits choose the first token, if that is open; a forced one is fed first.
+        choosing = [a for a in answers if a.mask is not None and not a.to_feed]
         self._batch.choose(choosing, logits.expand(len(choosing), -1).clone())
         return answers

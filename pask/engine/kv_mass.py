@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def mass_by_token(
-    store: Holdings, plan: Plan, run: int, masses: Sequence[torch.Tensor]
+    store: Holdings, plan: Plan, run: int, masses: Sequence[torch.Tensor], first: int
 ) -> torch.Tensor:
     """`Step.mass` from each layer's probabilities [rows, kv_heads, width], whose columns are the
-    slots that a row sees: region after region, in slot order."""
+    slots that a row sees: region after region, in slot order; the run's begin at row `first`."""
     seat, rows = plan.runs[run].seat, plan.rows(run)
     tokens = int(plan.positions[rows.stop - 1]) + 1
     # One column more takes what stands behind a layer's last slot.
     mass = torch.zeros(store.shape.layers, store.shape.kv_heads, tokens + 1)
     for row in range(rows.start, rows.stop):
-        probabilities = _padded([layer[row] for layer in masses])
+        probabilities = _padded([layer[first + row - rows.start] for layer in masses])
         offset = np.zeros(store.shape.layers, dtype=np.int64)
         for kind in KIND_LEVEL:
             if kind not in plan.stop or kind == "summary":

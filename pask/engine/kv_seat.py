@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pask.methods.contract import SlotChoice
 from pask.methods.levels import LOW_LEVELS, Level
 
 
@@ -19,22 +20,6 @@ class KVShape:
     def heads(self) -> int:
         """Kv heads of all layers together."""
         return self.layers * self.kv_heads
-
-
-@dataclass(frozen=True)
-class SlotChoice:
-    """Attention reads only the `count` most promising HIGH tokens, found by chunk summaries.
-
-    Chunks of `chunk` slots are ranked by `channels` channels of the query (`choose_slots`).
-    """
-
-    chunk: int
-    channels: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if min(self.chunk, self.channels, self.count) < 1:
-            raise ValueError("chunk, channels and count must be at least 1")
 
 
 @dataclass(eq=False)

@@ -14,7 +14,8 @@ from kernels.paged import KeyShift, Region
 from pask.engine.kv_leave import Moving, by_head, on_device
 from pask.engine.kv_mass import mass_by_token
 from pask.engine.kv_plan import Plan, Run
-from pask.engine.kv_seat import KIND_LEVEL, Seat, SlotChoice, low_kind
+from pask.engine.kv_seat import KIND_LEVEL, Seat, low_kind
+from pask.methods.contract import SlotChoice
 
 if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
@@ -24,12 +25,13 @@ __all__ = ["Run", "Step"]
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that attend in one call: all of them, or those of one `SlotChoice`.
+    """Rows that attend in one call: all of them, or those of one `SlotChoice` or with `mass`.
 
     `rows` None means all. stop, start: [layers, rows, kv_heads] int32 by kind of region.
     """
 
     choice: SlotChoice | None
+    mass: bool
     rows: torch.Tensor | None
     sequence: torch.Tensor
     stop: dict[str, torch.Tensor]
@@ -43,13 +45,17 @@ class Step:
     token a step.
     """
 
-    def __init__(self, store: Holdings, runs: Sequence[Run], *, mass: bool = False) -> None:
+    def __init__(
+        self, store: Holdings, runs: Sequence[Run], *, mass: bool | Sequence[bool] = False
+    ) -> None:
         if not runs:
             raise ValueError("a step feeds at least one sequence")
+        self._wanted = [mass] * len(runs) if isinstance(mass, bool) else list(mass)
         self._store = store
         self._plan = plan = Plan(store, runs)
-        if mass and any(run.seat.choice is not None for run in runs):
-            raise ValueError("no mass by token where attention chooses its slots")
+        for run, wanted in zip(runs, self._wanted, strict=True):
+            if wanted and run.seat.choice is not None:
+                raise ValueError("no mass by token where attention chooses its slots")
         for run in runs:
             store.own_tails(run.seat)
         plan.take_pages(store)
@@ -57,7 +63,7 @@ class Step:
         self.resident_bytes = plan.bytes
         self.finished = False
         self._layer = 0
-        self._masses: list[torch.Tensor] | None = [] if mass else None
+        self._masses: list[torch.Tensor] = []  # by layer, [rows that want it, kv_heads, width]
         self._name_tokens()
         self._sequence = self._tensor(plan.seats)
         self._high_slot = self._by_head(plan.high_slot)
@@ -124,11 +130,13 @@ class Step:
         the run's rows and each kv head's query group.
 
         [layers, kv_heads, tokens] fp32, by position, prompt first; 0 where a token is not resident.
-        For steps begun with `mass`, before the seat is changed again.
+        For runs begun with `mass`, before the seat is changed again.
         """
-        if self._masses is None or len(self._masses) != self._store.shape.layers:
+        if not self._wanted[run] or len(self._masses) != self._store.shape.layers:
             raise ValueError("no mass was asked for, or not all layers have attended")
-        return mass_by_token(self._store, self._plan, run, self._masses)
+        before = zip(self._plan.runs[:run], self._wanted[:run], strict=True)
+        first = sum(other.length for other, wanted in before if wanted)
+        return mass_by_token(self._store, self._plan, run, self._masses, first)
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if layer != self._layer:
@@ -156,7 +164,7 @@ class Step:
             if kind != "summary"
         ]
         shift = self._shift(layer)
-        if self._masses is None:
+        if not part.mass:
             return paged_attention(q, part.sequence, regions, shift, chosen=chosen)
         out, mass = paged_attention(q, part.sequence, regions, shift, probabilities=True)
         self._masses.append(mass.sum(dim=2))
@@ -206,23 +214,27 @@ class Step:
         """The rows by how they attend."""
         plan = self._plan
         kinds = {kind for kind, stop in plan.stop.items() if stop.any()}
-        choices = {run.seat.choice for run in plan.runs}
-        if choices == {None}:
-            return [self._part(None, None, kinds)]
+        ways = [
+            (run.seat.choice, wanted) for run, wanted in zip(plan.runs, self._wanted, strict=True)
+        ]
+        if len(set(ways)) == 1 and ways[0][0] is None:
+            return [self._part(*ways[0], None, kinds)]
         lengths = [run.length for run in plan.runs]
         parts = []
-        for choice in choices:
-            mine = [run.seat.choice == choice for run in plan.runs]
-            rows = np.flatnonzero(np.repeat(mine, lengths))
-            parts.append(self._part(choice, rows, kinds))
+        for way in dict.fromkeys(ways):
+            rows = np.flatnonzero(np.repeat([other == way for other in ways], lengths))
+            parts.append(self._part(*way, rows, kinds))
         return parts
 
-    def _part(self, choice: SlotChoice | None, rows: np.ndarray | None, kinds: set[str]) -> _Part:
+    def _part(
+        self, choice: SlotChoice | None, mass: bool, rows: np.ndarray | None, kinds: set[str]
+    ) -> _Part:
         plan = self._plan
         pick = slice(None) if rows is None else rows
         start = plan.recent_start
         return _Part(
             choice,
+            mass,
             None if rows is None else torch.from_numpy(rows).to(self._store.device),
             self._sequence if rows is None else self._tensor(plan.seats[rows]),
             {kind: self._by_head(plan.stop[kind][pick]) for kind in plan.stop if kind in kinds},

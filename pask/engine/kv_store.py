@@ -19,10 +19,10 @@ from pask.engine.kv_check import Tokens, check, dense
 from pask.engine.kv_evict import remove
 from pask.engine.kv_holdings import Holdings
 from pask.engine.kv_prompt import put_prompt, rounded
-from pask.engine.kv_seat import KVShape, Seat, SlotChoice
+from pask.engine.kv_seat import KVShape, Seat
 from pask.engine.kv_step import Run, Step
 from pask.engine.pages import OutOfPages
-from pask.methods.contract import Placement
+from pask.methods.contract import Placement, SlotChoice
 from pask.methods.levels import Level
 
 __all__ = ["KVShape", "KVStore", "OutOfPages", "Run", "Seat", "SlotChoice", "Step"]
@@ -203,12 +203,13 @@ class KVStore(Holdings):
 
     # Decoding
 
-    def begin(self, runs: Sequence[Run], *, mass: bool = False) -> Step:
+    def begin(self, runs: Sequence[Run], *, mass: bool | Sequence[bool] = False) -> Step:
         """Take the pages for the next tokens of some seats and say what each of them may see.
 
-        With `mass`, the step can tell afterwards what attention was paid to whom. OutOfPages, and
-        nothing changed, where they do not fit. ValueError for a run longer than `longest_run`, a
-        token at a level that its seat does not have, or another step that is not finished.
+        With `mass` (for all runs, or for each), the step can tell afterwards what attention was
+        paid to whom. OutOfPages, and nothing changed, where they do not fit. ValueError for a run
+        longer than `longest_run`, a token at a level that its seat does not have, or another step
+        that is not finished.
         """
         if self._step is not None and not self._step.finished:
             raise ValueError("the last step is not finished")
@@ -229,7 +230,8 @@ class KVStore(Holdings):
         self._idle(seat)
         if seat.choice is not None:
             raise ValueError("a seat with chunk summaries keeps its tokens")
-        remove(self, seat, np.asarray(tokens, dtype=np.int64))
+        host = tokens.cpu() if isinstance(tokens, torch.Tensor) else tokens
+        remove(self, seat, np.asarray(host, dtype=np.int64))
 
     def truncate(self, seat: Seat, decoded: int) -> None:
         """Forget the decoded tokens from number `decoded` on, as if they had never been fed.

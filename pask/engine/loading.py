@@ -27,6 +27,18 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 
 
 @dataclass(frozen=True)
+class ModelFiles:
+    """A model but for its weights; `digest` is the sha256 of its files, the weights among them."""
+
+    folder: Path
+    name: str
+    digest: str
+    layout: ModelLayout
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model ready to use; `digest` is the sha256 of its weights, config and tokenizer files."""
 
@@ -54,6 +66,26 @@ def load_model(
     the GGUF file, or of a folder's `digest`. PaskError, in one line, for all that can be wrong with
     these.
     """
+    files = model_files(source, revision=revision, cache_dir=cache_dir, sha256=sha256)
+    return LoadedModel(
+        transformer=Transformer(files.layout, read_weights(files.folder, files.layout)),
+        tokenizer=files.tokenizer,
+        layout=files.layout,
+        name=files.name,
+        folder=files.folder,
+        digest=files.digest,
+        stop_token_ids=files.stop_token_ids,
+    )
+
+
+def model_files(
+    source: str,
+    *,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    sha256: str | None = None,
+) -> ModelFiles:
+    """A model's files and what they say, its weights unread; arguments and errors as above."""
     folder, name, digest = model_folder(source, revision, cache_dir, sha256)
     if digest is None:
         digest = folder_digest(folder)
@@ -62,15 +94,7 @@ def load_model(
     layout = read_layout(folder)
     spoken = load_tokenizer(folder)
     check_fits(spoken, layout, source)
-    return LoadedModel(
-        transformer=Transformer(layout, read_weights(folder, layout)),
-        tokenizer=spoken,
-        layout=layout,
-        name=name,
-        folder=folder,
-        digest=digest,
-        stop_token_ids=stop_tokens(folder, spoken),
-    )
+    return ModelFiles(folder, name, digest, layout, spoken, stop_tokens(folder, spoken))
 
 
 def model_folder(
@@ -117,7 +141,7 @@ def check_fits(tokenizer: PreTrainedTokenizerBase, layout: ModelLayout, source: 
         )
 
 
-def tokenizer_info(model: LoadedModel) -> xgr.TokenizerInfo:
+def tokenizer_info(model: LoadedModel | ModelFiles) -> xgr.TokenizerInfo:
     """The model's vocabulary as xgrammar sees it: what grammars must be compiled with."""
     return vocabulary_of(model.tokenizer, model.layout.vocab_size, model.stop_token_ids)
 

@@ -66,10 +66,15 @@ def prepare(model: LoadedModel, task: Task, limits: Limits, page_slots: int) -> 
     return Prepared(task, info, tuple(states))
 
 
-def most_tokens(state: RequestState, info: PromptInfo, limits: Limits) -> dict[Level, int]:
-    """The most tokens that a request can hold at each level, per layer and kv head."""
-    most = info.prompt_tokens + limits.max_new_tokens
-    return dict.fromkeys((Level.HIGH, *state.levels), most)
+def room(state: RequestState, tokens: int, page_slots: int) -> dict[Level, int]:
+    """Slots at each level, per layer and kv head, that `tokens` more tokens of a request can need:
+    any of them may be at any of the state's levels."""
+    high = tokens
+    if state.acts_on_tokens:  # the ring of recent tokens lies in pages of its own
+        high += state.recent + page_slots
+    if state.choice is not None:
+        high += -(-tokens // state.choice.chunk) + page_slots
+    return {Level.HIGH: high} | dict.fromkeys(state.levels, tokens)
 
 
 def prefill(
@@ -88,7 +93,7 @@ def prefill(
         whole = []
         for state, seat, want, name in zip(states, seats, wants, who, strict=True):
             answer = placement(state, layer, captures[want], prepared.info, name)
-            if answer.tokens is None and not state.levels:
+            if answer.tokens is None and not (state.levels or state.evicts or state.choice):
                 whole.append(seat)
             else:
                 store.add_prompt([seat], layer, k, v, answer)

@@ -144,7 +144,7 @@ class Replayer:
         """Place the trace's prompt as a method wants it and decide its levels for all tokens."""
         prepared = self._prepared(trace, named)
         (state,), info, (who,) = prepared.states, prepared.info, prepared.who
-        if state.evicts or state.wants != Wants():
+        if state.evicts or state.choice is not None or state.wants != Wants():
             raise ValueError(f"{who}: a method that acts on attention cannot be replayed")
         placements = [
             placement(state, layer, Captures(), info, who) for layer in range(self._layers)

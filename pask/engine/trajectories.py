@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from pask.digests import canonical
 from pask.errors import PaskError
-from pask.evaluation.parts import PartWriter, line_of, open_part
 from pask.files import write_text
+from pask.json_lines import LineWriter, line_of, open_lines
 
 SCHEMA = "pask-trajectories-1"
 _AGAIN = "delete the file: its answers are computed again"
@@ -113,7 +113,7 @@ class Trajectories:
 class TrajectoryWriter:
     """Appends to one locked file; `done` holds what was in it, and what was appended since."""
 
-    def __init__(self, part: PartWriter, header: Header, done: dict[str, Trajectory]) -> None:
+    def __init__(self, part: LineWriter, header: Header, done: dict[str, Trajectory]) -> None:
         self._part, self._header, self.done = part, header, done
 
     def append(self, trajectory: Trajectory) -> None:
@@ -162,7 +162,7 @@ def open_writer(path: Path, header: Header, maker: Maker) -> Iterator[Trajectory
     PaskError as `read` gives it, also where another maker's are in it (two makers never mix), and
     where another process holds the file.
     """
-    with open_part(path) as part:
+    with open_lines(path) as part:
         data = path.read_bytes()
         if not data:
             part.append(_head(header, maker))

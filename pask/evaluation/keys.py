@@ -12,6 +12,7 @@ from pask.bfcl.data import data_digest
 from pask.bfcl.splits import Splits
 from pask.config import Entry, RunConfig
 from pask.digests import digest
+from pask.engine.kernel_body import kernel_body
 from pask.errors import PaskError
 from pask.files import write_json
 from pask.methods.contract import Method
@@ -52,6 +53,7 @@ def key_parts(config: RunConfig, entry: Entry, model_digest: str) -> dict[str, A
         "kv_dtype": config.engine.kv_dtype,
         "data": data_digest(),
         "versions": versions(),
+        "kernels": kernel_body(),
         "source": source_digest(*_COMPUTE, method_class(entry.method).__module__),
     }
 

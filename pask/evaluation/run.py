@@ -18,15 +18,17 @@ from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
 from pask.config import Entry, RunConfig
 from pask.digests import digest
-from pask.engine.decode import KV_DTYPES, generate
+from pask.engine.decode import generate
 from pask.engine.generation import MAX_ENTRIES, Limits, Task
+from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation import keys
 from pask.evaluation.judge import judge
 from pask.evaluation.model import load
-from pask.evaluation.parts import finished, line_of, open_part
+from pask.evaluation.parts import finished
 from pask.evaluation.record import Record, record_of
 from pask.files import write_json, write_text
+from pask.json_lines import line_of, open_lines
 from pask.progress import Progress
 from pask.provenance import machine, revision
 
@@ -113,7 +115,7 @@ def _generate_missing(
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(what, total, done=total - left))
         writers = {
-            name: stack.enter_context(open_part(folders[name] / f"{shard_name}.jsonl"))
+            name: stack.enter_context(open_lines(folders[name] / f"{shard_name}.jsonl"))
             for name in sorted({e.name for entries in missing.values() for e in entries})
         }
         for generation in generate(

@@ -9,25 +9,20 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Protocol
 
-import xgrammar as xgr
-from transformers import PreTrainedTokenizerBase
-
 from pask import __version__
 from pask.bfcl.data import Row, data_digest, load_rows, subset_of
-from pask.bfcl.grammar import tokenizer_info
 from pask.bfcl.request import Request, RequestBuilder
 from pask.bfcl.splits import build_splits
 from pask.config import RunConfig
 from pask.digests import digest
-from pask.engine.decode import KV_DTYPES, generate
-from pask.engine.digests import folder_digest
+from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
-from pask.engine.layout import ModelLayout, read_layout
-from pask.engine.loading import check_fits, load_tokenizer, model_folder, stop_tokens
+from pask.engine.kv_store import KV_DTYPES
+from pask.engine.loading import ModelFiles, model_files, tokenizer_info
 from pask.engine.trajectories import Header, Maker, Trajectory, open_writer, write
 from pask.errors import PaskError, known_names
 from pask.evaluation.keys import RESULTS
@@ -55,17 +50,6 @@ class Answer(Protocol):
 
 
 Ask = Callable[[Iterable[Request]], Iterator[Answer]]
-
-
-@dataclass(frozen=True)
-class _Model:
-    """What requests and a header need of a model: all but its weights."""
-
-    folder: Path
-    digest: str
-    layout: ModelLayout
-    tokenizer: PreTrainedTokenizerBase
-    info: xgr.TokenizerInfo
 
 
 def trajectory_file(config: RunConfig, part: str) -> Path:
@@ -101,9 +85,15 @@ def collect(
     rows = load_rows()
     splits = build_splits(rows, config.data.split, config.data.seed)
     ids = [i for group in splits.sample(part).values() for i in group[:sample]]
-    model = _model(config)
+    wanted = config.model
+    model = model_files(
+        wanted.path or wanted.source,
+        revision=wanted.revision,
+        cache_dir=cache_dir(),
+        sha256=wanted.sha256,
+    )
     builder = RequestBuilder(
-        model.tokenizer, model.info, config.model.prompt, config.model.answer_form
+        model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )
     header = header_of(config, model.digest, model.layout.vocab_size)
     with _ENGINES[engine](config, model, builder, [rows[i] for i in ids]) as (maker, ask):
@@ -140,7 +130,7 @@ def _answered(ask: Ask, builder: RequestBuilder, rows: Sequence[Row]) -> Iterato
 
 @contextmanager
 def _pask(
-    config: RunConfig, _: _Model, builder: RequestBuilder, rows: Sequence[Row]
+    config: RunConfig, _: ModelFiles, builder: RequestBuilder, rows: Sequence[Row]
 ) -> Iterator[tuple[Maker, Ask]]:
     """Our engine, which computes in fp32 and stores keys and values as the run says."""
     model = load(config)
@@ -166,14 +156,14 @@ def _pask(
 
 @contextmanager
 def _vllm(
-    config: RunConfig, model: _Model, builder: RequestBuilder, rows: Sequence[Row]
+    config: RunConfig, model: ModelFiles, builder: RequestBuilder, rows: Sequence[Row]
 ) -> Iterator[tuple[Maker, Ask]]:
     """vLLM, in float32 on a CPU and in the model's own type elsewhere, KV in the same type."""
     prompts = (len(builder.prompt(row)[1]) for row in rows)
     longest = max(prompts, default=0) + config.max_new_tokens
     max_batch = config.engine.max_batch
     with VllmEngine(
-        model.folder, model.layout, model.info, longest=longest, max_batch=max_batch
+        model.folder, model.layout, tokenizer_info(model), longest=longest, max_batch=max_batch
     ) as engine:
 
         def ask(requests: Iterable[Request]) -> Iterator[Answer]:
@@ -187,21 +177,7 @@ def _vllm(
 
 
 _Opened = AbstractContextManager[tuple[Maker, Ask]]
-_ENGINES: dict[str, Callable[[RunConfig, _Model, RequestBuilder, Sequence[Row]], _Opened]] = {
+_ENGINES: dict[str, Callable[[RunConfig, ModelFiles, RequestBuilder, Sequence[Row]], _Opened]] = {
     "pask": _pask,
     "vllm": _vllm,
 }
-
-
-def _model(config: RunConfig) -> _Model:
-    """The run's model without its weights; errors as `load_model`'s."""
-    wanted = config.model
-    source = wanted.path or wanted.source
-    folder, _, known = model_folder(source, wanted.revision, cache_dir(), wanted.sha256)
-    model_digest = known or folder_digest(folder)
-    if known is None and wanted.sha256 not in (None, model_digest):
-        raise PaskError(f"the digest is {model_digest}", where=source, why="not the config's")
-    layout, tokenizer = read_layout(folder), load_tokenizer(folder)
-    check_fits(tokenizer, layout, source)
-    info = tokenizer_info(tokenizer, layout.vocab_size, stop_tokens(folder, tokenizer))
-    return _Model(folder, model_digest, layout, tokenizer, info)

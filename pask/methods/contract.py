@@ -137,6 +137,24 @@ class Decoded:
     tag: Tag | None  # None where the request has no tag grammar
 
 
+@dataclass(frozen=True)
+class SlotChoice:
+    """While decoding, attention reads only the `count` most promising of the resident tokens.
+
+    They are found by summaries of `chunk` tokens each, which are resident too and count, ranked by
+    the `channels` channels of the query that weigh most (`kernels.choose_slots`; RocketKV, its
+    second stage). `channels` is at most head_dim.
+    """
+
+    chunk: int
+    channels: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if min(self.chunk, self.channels, self.count) < 1:
+            raise ValueError("chunk, channels and count must be at least 1")
+
+
 class RequestState(ABC):
     """One request under one method; holds all that the method remembers of it.
 
@@ -150,6 +168,7 @@ class RequestState(ABC):
     - `shifted_keys`: low keys are stored centred and scaled per channel by the prompt's own
       statistics (two vectors a layer and kv head, which count), not plain;
     - `acts_on_tokens`: `level_of` says where decoded tokens end (else all of them stay at HIGH);
+    - `choice`: attention reads a part of what is resident, all of it at HIGH;
     - `evicts`: `evict` is asked after every decode step; such a request is fed one token a step.
     """
 
@@ -159,6 +178,7 @@ class RequestState(ABC):
     recent: int = 0
     shifted_keys: bool = True
     acts_on_tokens: bool = False
+    choice: SlotChoice | None = None
     evicts: bool = False
 
     @abstractmethod

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self
 
 import xgrammar as xgr
 
-from pask.bfcl.grammar import _fixed_width
+from pask.bfcl.grammar import fixed_width
 from pask.engine.generation import Limits
 from pask.engine.layout import ModelLayout
 from pask.errors import HarnessFault, PaskError
@@ -202,7 +202,7 @@ class VllmEngine:
 
 def ebnf(grammar: xgr.CompiledGrammar) -> str:
     """The compiled grammar as the EBNF that xgrammar reads back as the same grammar."""
-    return _fixed_width(str(grammar.grammar))
+    return fixed_width(str(grammar.grammar))
 
 
 def kv_bytes(layout: ModelLayout, longest: int, max_batch: int) -> int:

@@ -371,6 +371,9 @@ ATTENTION = {
     "odd pages": AttentionSpec(
         (RegionSpec("fp16", (23, 24)), RegionSpec("low8", (14, 15))), sequences=(0, 0), page_slots=5
     ),
+    "a ring that ends inside a page": AttentionSpec(
+        (RegionSpec("fp16", (19, 18), first=(30, 31), ring=20),), sequences=(0, 0)
+    ),
     "chosen slots": AttentionSpec(
         (RegionSpec("fp16", (90, 91, 40)), RegionSpec("low4", (5, 6, 7))),
         sequences=(1, 1, 0),

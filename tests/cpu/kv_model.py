@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
+from pask.engine.kv_store import Seat
 from pask.methods.levels import Level
 
 GROUP = 32
@@ -53,6 +56,37 @@ class SeatModel:
     statistics: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     written: int = 0  # the most tokens that were ever decoded
     cut_from: int = 0
+
+    @classmethod
+    def of(cls, seat: Seat, layers: int, kv_heads: int) -> SeatModel:
+        """An empty one."""
+        statistics = seat.normalise and bool(seat.levels)
+        model = cls(seat.prompt_tokens, seat.recent, seat.ring_slots, statistics, layers, kv_heads)
+        for where in model.heads:
+            model.prompt[where], model.decoded[where], model.evicted[where] = {}, [], set()
+        return model
+
+    def fill(
+        self,
+        layer: int,
+        keys: np.ndarray,
+        values: np.ndarray,
+        tokens: Mapping[Level, torch.Tensor] | None,
+    ) -> None:
+        """A layer's prompt, [kv_heads, P, head_dim] float16, and what is kept of it."""
+        everything = torch.arange(keys.shape[1]).expand(self.kv_heads, -1)
+        for head in range(self.kv_heads):
+            wide = keys[head].astype(np.float64)
+            center, spread = wide.mean(axis=0), np.maximum(wide.std(axis=0), 2.0**-6)
+            self.statistics[layer, head] = (
+                center.astype(np.float16).astype(np.float64),
+                spread.astype(np.float16).astype(np.float64),
+            )
+            for level, named in (tokens or {Level.HIGH: everything}).items():
+                for token in named[head].tolist():
+                    self.prompt[layer, head][token] = Token(
+                        level, keys[head, token], values[head, token]
+                    )
 
     @property
     def fed(self) -> int:

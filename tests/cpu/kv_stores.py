@@ -13,6 +13,9 @@ from pask.methods.levels import LOW_LEVELS, Level
 
 SHAPE = KVShape(layers=2, kv_heads=3, head_dim=32)
 Q_HEADS = 6
+SLOT = 2 * 2 * 3 * 32 * 2  # all layers' bytes of one HIGH slot: key and value, 3 heads of 32
+LOW4 = frozenset({Level.LOW4})
+BELOW = (Level.HIGH, Level.LOW4, Level.LOW2, Level.RELEASE)
 
 
 def new_store(capacity: int = 512, *, page: int = 4, seats: int = 6, **rest: object) -> KVStore:
@@ -85,3 +88,10 @@ def same(store: KVStore, one: Seat, other_store: KVStore, other: Seat) -> bool:
             if not all(map(torch.equal, parts, right[kind])):
                 return False
     return store.resident_bytes(one) == other_store.resident_bytes(other)
+
+
+def kept(count: int, prompt: int) -> torch.Tensor:
+    """`count` of the tokens in each kv head, not the same ones."""
+    return torch.stack(
+        [torch.arange(prompt).roll(head)[:count].sort().values for head in range(SHAPE.kv_heads)]
+    )

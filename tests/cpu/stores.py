@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
+from pask.engine.decode import new_store
 from pask.engine.kv_plan import Run
 from pask.engine.kv_seat import Seat
 from pask.engine.kv_store import KVStore
-
-from pask.engine.decode import new_store
 from pask.engine.loading import LoadedModel
 
 

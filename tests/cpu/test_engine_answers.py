@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import xgrammar as xgr
-from pask.engine.kv_store import KVStore
 
 from pask.engine import decode
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Limits, Task
+from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.errors import HarnessFault, PaskError
 from pask.methods.contract import Captures, Placement, PromptInfo, RequestState

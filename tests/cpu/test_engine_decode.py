@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from pask.engine.constraint import LegalTokens, best
 from pask.engine.decode import generate
 from pask.engine.generation import Generation, Limits, Task
-from pask.engine.loading import LoadedModel, load_model
+from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.methods.full import FullKV
 from tests.cpu.tiny import LAYOUTS, VOCAB_SIZE, tiny_folder
 from tests.cpu.toys import EveryThird, SomeRequest, full, kept_tokens, toy_requests
@@ -123,3 +123,17 @@ def test_an_eviction_method_attends_over_what_it_kept_alone(
             assert best([legal.mask(0)], row[None]) == [token]
             assert matcher.accept_token(token)
     assert differs == 9  # the masks do change what is computed
+
+
+@pytest.mark.parametrize("start", ['"~"', '"~~ "', '""', "[a-z]"])
+def test_a_forced_beginning_is_read_before_the_first_choice(
+    folder: Path, model: LoadedModel, start: str
+) -> None:
+    """The prompt's logits choose the first token alone, and only where it is open."""
+    compiler = xgr.GrammarCompiler(tokenizer_info(model))
+    grammar = compiler.compile_grammar(f"root ::= {start} [a-z ]{{4,12}}")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    requests = [SomeRequest(f"f{n}", tuple(range(7 + n, 30 + 3 * n)), grammar) for n in range(6)]
+    for found in generate(model, full(requests), Limits(10), kv_dtype=torch.float32):
+        request = next(r for r in requests if r.id == found.request_id)
+        assert list(found.token_ids) == greedy_by_hand(oracle, request, 10)[0]

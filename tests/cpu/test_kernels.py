@@ -7,7 +7,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from kernel_cases import (
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.paged import BITS, HighPages, KeyShift, LowPages, Region
+from kernels.reference import dequantise, pack, quantise, unpack
+from kernels.reference.scores import QUERY_BLOCK
+from tests.cpu.kernel_cases import (
     ATTENTION,
     BODIES,
     AttentionSpec,
@@ -21,11 +26,6 @@ from kernel_cases import (
     random_table,
     read_codes,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from kernels.paged import BITS, HighPages, KeyShift, LowPages, Region
-from kernels.reference import dequantise, pack, quantise, unpack
-from kernels.reference.scores import QUERY_BLOCK
 
 HERE = [name for name in BODIES if name != "triton"]  # that one has tests of its own
 
@@ -54,6 +54,7 @@ RUNS = AttentionSpec(
         RegionSpec("fp16", (17,) * 6, first=(30, 31, 32, 33, 3, 99), ring=48),
         RegionSpec("low4", (100, 101, 102, 103, 0, 77)),
         RegionSpec("low2", (9, 9, 9, 9, 70, 1)),
+        RegionSpec("low8", (50, 51, 52, 53, 3, 9), first=(7, 6, 5, 4, 1, 0)),
     ),
     sequences=(1, 1, 1, 1, 0, 2),
     shift=True,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_cases import load_body
 
 import kernels
 from kernels import bodies
 from kernels.cpu import build, library
+from tests.cpu.kernel_cases import load_body
 
 
 @pytest.fixture

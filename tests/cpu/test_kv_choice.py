@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kv_stores import SHAPE, feed, fill, new_store, prompt_numbers, row_numbers, rows, same
 
 from pask.engine.kv_store import Run, SlotChoice
 from pask.methods.contract import Placement
 from pask.methods.levels import Level
+from tests.cpu.kv_stores import (
+    SHAPE,
+    feed,
+    fill,
+    new_store,
+    prompt_numbers,
+    row_numbers,
+    rows,
+    same,
+)
 
 SLOT = 2 * 2 * 3 * 32 * 2
 

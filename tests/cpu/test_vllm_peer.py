@@ -11,6 +11,7 @@ import math
 import os
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,10 @@ def test_free_running(model: LoadedModel, vllm: VllmEngine) -> None:
 
 
 def test_under_a_grammar(model: LoadedModel, vllm: VllmEngine) -> None:
+    """Calls, short answers, and answers whose first token the grammar leaves no choice of."""
+    forced = xgr.GrammarCompiler(tokenizer_info(model)).compile_grammar('root ::= "~" [a-z]+')
     requests = toy_requests(model)
+    requests += [replace(r, id=f"~{r.id}", grammar=forced) for r in requests[:4]]
     found = check_all(model, requests, vllm)
     assert {answer.finish for answer in found.values()} == {"stop", "length"}
     check_as_decoded(model, requests, found)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
-sys.path.append(str(Path(__file__).parents[1] / "cpu"))  # where the grid's own imports are
 
 from kernels.paged import HighPages, LowPages
 from tests.cpu.kernel_cases import AttentionCase, attention_case, load_body

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pask.errors import PaskError
-from pask.evaluation.parts import finished, open_part, read_part
+from pask.evaluation.parts import finished, read_part
 from pask.evaluation.record import FIELDS
+from pask.json_lines import open_lines
 
 Record = dict[str, Any]
 
@@ -33,7 +34,7 @@ def test_a_kill_at_any_byte_loses_only_the_item_in_hand(
     tmp_path_factory: pytest.TempPathFactory, written: list[Record], cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("parts") / "1-of-1.jsonl"
-    with open_part(path) as part:
+    with open_lines(path) as part:
         for one in written:
             part.append(one)
     data = path.read_bytes()
@@ -41,7 +42,7 @@ def test_a_kill_at_any_byte_loses_only_the_item_in_hand(
     path.write_bytes(data[:cut])
     survivors = written[: data[:cut].count(b"\n")]
     assert read_part(path) == survivors
-    with open_part(path) as part:
+    with open_lines(path) as part:
         for one in written[len(survivors) :]:
             part.append(one)
     assert path.read_bytes() == data
@@ -68,7 +69,7 @@ def test_damage_in_the_middle_is_an_error_that_says_where(tmp_path: Path, damage
 def test_unicode_line_separators_do_not_split_a_record(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     one = record("a", "one\u2028two\x85three\x1cfour\rfive")
-    with open_part(path) as part:
+    with open_lines(path) as part:
         part.append(one)
     assert read_part(path) == [one]
     assert path.read_bytes().count(b"\n") == 1
@@ -84,5 +85,5 @@ def test_finished_reads_every_shard_of_a_key(tmp_path: Path) -> None:
 
 def test_two_writers_never_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with open_part(path), pytest.raises(PaskError, match="another evaluation"), open_part(path):
+    with open_lines(path), pytest.raises(PaskError, match="another evaluation"), open_lines(path):
         pass
