@@ -2,7 +2,7 @@
 
 They take what the reference takes. Pages must be contiguous and head_dim a multiple of 8; what is
 not goes to the plain torch body, call by call. Work is shared between torch.get_num_threads()
-threads; no result depends on their number.
+threads; no result depends on their number, but for the two masses, whose matrix product is torch's.
 """
 
 from kernels.cpu.append import append_bounds, append_high, append_low

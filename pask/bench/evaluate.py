@@ -2,9 +2,9 @@
 
 Both sides have as many cores as the run has shards: ours as that many processes of one thread, as
 the workflow does it, the plain loop as that many threads of torch. The plain loop answers each row
-under each method on its own, so a row takes it long: of each row it answers one method, the next
-row's the next one, and so on round. Both sides take turns, and equal answers are counted where
-both gave one: a speed for other answers would be worth nothing.
+under each method on its own, which takes it long, so it does that for a sample: every fifth row
+under one method, the next one under the next method, and so on round. Both sides take turns, and
+equal answers are counted where both gave one: a speed for other answers would be worth nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
 
 ROUNDS = 2
+PLAIN_EVERY = 5  # rows for one that the plain loop answers; no divisor of the 8 categories
 
 Answers = dict[tuple[str, str], tuple[int, ...]]  # by row and entry: token ids
 
@@ -52,7 +53,10 @@ class _Side:
         return 3600 * len(self.answers) / self.seconds
 
     def text(self) -> str:
-        return f"{len(self.answers)} item-methods, {self.tokens} tokens in {self.seconds:.1f} s"
+        return (
+            f"{len(self.answers)} item-methods, {self.tokens} tokens in {self.seconds:.1f} s "
+            f"({self.tokens / self.seconds:.1f} tokens/s)"
+        )
 
 
 class _Work:
@@ -106,12 +110,13 @@ def _ours(chosen: Sequence[int]) -> Answers:
 
 def measure(config: RunConfig, items: int) -> Measured:
     """Item-methods per hour, over `items` rows of the run's part."""
-    rows = picked_rows(config, items, at_least=ROUNDS)
+    rows = picked_rows(config, items, at_least=ROUNDS * PLAIN_EVERY)
     cores = config.engine.shards
     work = _Work(config, rows)
     plain = PlainLoop(work.model.folder)
     torch.set_num_threads(cores)
     ours, theirs = _Side(), _Side()
+    plain_rows = range(0, len(rows), PLAIN_EVERY)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(cores, spawn, _begin, (config, rows)) as pool:
         for waited in [pool.submit(_ready) for _ in range(cores)]:
@@ -122,8 +127,8 @@ def measure(config: RunConfig, items: int) -> Measured:
             for answers in pool.map(_ours, [list(chosen[core::cores]) for core in range(cores)]):
                 ours.answers |= answers
             ours.seconds += time.perf_counter() - start
-            for n in chosen:
-                name, method = work.methods[n % len(work.methods)]
+            for n in plain_rows[turn::ROUNDS]:
+                name, method = work.methods[n // PLAIN_EVERY % len(work.methods)]
                 start = time.perf_counter()
                 answer = plain.answer(
                     work.requests[n], method, work.expected[n], config.max_new_tokens

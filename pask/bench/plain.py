@@ -19,17 +19,16 @@ from pask.engine.generation import Request
 from pask.methods.contract import Captures, Method, PromptInfo
 from pask.methods.levels import Level
 
-_NAME = "sdpa_watched"
-
 
 class PlainLoop:
     """One model in transformers, in fp32; answers for Full KV and for methods that keep a part of
     the prompt in 16 bit and everything decoded."""
 
     def __init__(self, folder: Path, *, page_slots: int = 16) -> None:
-        AttentionInterface.register(_NAME, self._attention)
+        name = f"sdpa_watched_{id(self)}"  # the registry is one for all models
+        AttentionInterface.register(name, self._attention)
         self._model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=_NAME
+            folder, dtype=torch.float32, attn_implementation=name
         )
         self._page_slots = page_slots
         self._window = 0  # late queries whose probabilities are wanted
@@ -81,7 +80,8 @@ class PlainLoop:
             labels=request.prompt_labels,
         )
         state = method.open(info)
-        if state.wants.prompt_mass or state.acts_on_tokens or state.evicts or state.levels:
+        more = state.acts_on_tokens or state.evicts or state.levels or state.choice is not None
+        if more or state.wants.prompt_mass:
             raise ValueError(f"the plain loop cannot run {method.name}")
         self._window, self._mass = state.wants.window_queries, []
         out = self._model(torch.tensor([request.prompt_ids]), use_cache=True, logits_to_keep=1)

@@ -72,7 +72,12 @@ def measure(config: RunConfig, items: int) -> Measured:
     total = _Sum()
     first: list[Replayed] = []
     for task in tasks:
-        store = new_store(model, seats=config.engine.max_batch * 2 + 2, kv_dtype=kv_dtype)
+        store = new_store(
+            model,
+            seats=config.engine.max_batch * 2 + 2,
+            capacity_tokens=config.engine.kv_capacity_tokens,
+            kv_dtype=kv_dtype,
+        )
         start = time.perf_counter()
         replayer = Replayer(model, store, limits)
         trace = replayer.trace(task, answers[task.request.id].token_ids)
@@ -103,8 +108,9 @@ def _add(total: _Sum, model: LoadedModel, traced: int, outcomes: Sequence[Replay
         answer = outcome.generation
         total.pairs += 1
         total.changed += outcome.first_difference is not None
-        total.decoded += answer.new_tokens * layers
-        total.regenerated += (answer.prompt_tokens + answer.new_tokens) * layers
+        fed = answer.new_tokens - (answer.finish == "length")  # the last token is chosen, not fed
+        total.decoded += fed * layers
+        total.regenerated += (answer.prompt_tokens + fed) * layers
 
 
 def _interventions(

@@ -29,7 +29,7 @@ class Batch:
         fed, runs = zip(*(answer.next_run(self._longest_run) for answer in running), strict=True)
         rows = [token for tokens in fed for token in tokens]
         positions = [
-            self._store.position(run.seat) + n
+            run.seat.position + n
             for run, tokens in zip(runs, fed, strict=True)
             for n in range(len(tokens))
         ]
@@ -54,6 +54,7 @@ class Batch:
         if not answers:
             return
         masks = [answer.mask for answer in answers if answer.mask is not None]
-        for answer, token in zip(answers, best(masks, logits), strict=True):
+        who = [answer.who for answer in answers]
+        for answer, token in zip(answers, best(masks, logits, who), strict=True):
             answer.accept(token)
         settle(answers, self._transformer.layout.vocab_size)

@@ -33,17 +33,19 @@ class LegalTokens:
         return self._masks[row]
 
 
-def best(masks: Sequence[torch.Tensor], logits: torch.Tensor) -> list[int]:
+def best(masks: Sequence[torch.Tensor], logits: torch.Tensor, who: Sequence[str]) -> list[int]:
     """The legal token of the highest logit for each row, the lowest id among equals.
 
     `masks`: a row's bitmask each; `logits` [rows, vocab] fp32, overwritten with -inf where a token
-    is not legal. PaskError where the best of a row is not finite.
+    is not legal; `who` names the rows. PaskError where the best of a row is not finite.
     """
     xgr.apply_token_bitmask_inplace(logits, torch.stack(list(masks)))
     highest = logits.max(dim=-1)
-    if not bool(torch.isfinite(highest.values).all()):  # argmax would take the first NaN
+    finite = torch.isfinite(highest.values)
+    if not bool(finite.all()):  # argmax would take the first NaN
         raise PaskError(
             "the model's logits are not finite",
+            where=who[int(finite.int().argmin())],
             todo="check its weights, or set kv_dtype to bfloat16 or float32",
         )
     return highest.indices.tolist()

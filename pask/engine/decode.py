@@ -8,7 +8,7 @@ their next choices together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
@@ -38,7 +38,7 @@ def generate(
     page_slots: int = 16,
     capacity_tokens: int = CAPACITY_TOKENS,
     longest_run: int = LONGEST_RUN,
-) -> Iterator[Generation]:
+) -> Generator[Generation, None, None]:
     """Answer every task under each of its methods, `max_batch` answers at a time.
 
     `capacity_tokens` and `longest_run` (tokens of an answer that one step feeds at most) change
@@ -98,7 +98,7 @@ def new_store(
         capacity_tokens,
         dict.fromkeys(levels, 1.0),
         seats=seats,
-        max_tokens=min(layout.max_positions, capacity_tokens),
+        max_tokens=min(layout.max_positions, -(-capacity_tokens // page_slots) * page_slots),
         page_slots=page_slots,
         dtype=kv_dtype,
     )

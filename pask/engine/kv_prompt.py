@@ -11,29 +11,11 @@ import torch
 from kernels import append_bounds, append_low
 from pask.engine.kv_seat import Seat, low_kind
 from pask.engine.kv_tables import Growth
-from pask.errors import PaskError
 from pask.methods.contract import Placement
 from pask.methods.levels import Level
 
 if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
-
-
-def rounded(layer: int, full: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A layer's keys or values in the store's dtype; PaskError where they are not finite in it."""
-    # Rounding keeps the order, so the extremes tell of all; a NaN is both of them.
-    extremes = torch.stack(torch.aminmax(full))
-    if not bool(torch.isfinite(extremes.to(dtype)).all()):
-        if not bool(torch.isfinite(extremes).all()):
-            raise PaskError(
-                f"layer {layer}: the model gives keys or values that are not finite",
-                todo="check its weights",
-            )
-        raise PaskError(
-            f"layer {layer}: keys or values do not fit into {dtype}",
-            todo="set kv_dtype to bfloat16 or float32",
-        )
-    return full.to(dtype)
 
 
 def put_prompt(

@@ -15,6 +15,7 @@ from pask.engine.kv_leave import Moving, by_head, on_device
 from pask.engine.kv_mass import mass_by_token
 from pask.engine.kv_plan import Plan, Run
 from pask.engine.kv_seat import KIND_LEVEL, Seat, low_kind
+from pask.engine.kv_values import check_values
 from pask.methods.contract import SlotChoice
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ class Step:
             raise ValueError(f"layer {layer} given, layer {self._layer} is next")
         self._layer += 1
         store = self._store
+        if store.device.type == "cpu":  # on a GPU the host would have to wait for it
+            for values in (k, v):
+                check_values(layer, values, store.dtype)
         shift = self._shift(layer)
         for moving in self._moving:
             if not moving.fed_now:  # before a new token takes its ring slot

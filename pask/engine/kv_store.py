@@ -18,9 +18,10 @@ import torch
 from pask.engine.kv_check import Tokens, check, dense
 from pask.engine.kv_evict import remove
 from pask.engine.kv_holdings import Holdings
-from pask.engine.kv_prompt import put_prompt, rounded
+from pask.engine.kv_prompt import put_prompt
 from pask.engine.kv_seat import KVShape, Seat
 from pask.engine.kv_step import Run, Step
+from pask.engine.kv_values import rounded
 from pask.engine.pages import OutOfPages
 from pask.methods.contract import Placement, SlotChoice
 from pask.methods.levels import Level
@@ -193,21 +194,13 @@ class KVStore(Holdings):
             self.statistics.clear(seat.id)
         self.seats[seat.id] = None
 
-    def position(self, seat: Seat) -> int:
-        """Logical position of the next token, whatever is resident."""
-        return seat.position
-
-    def decoded(self, seat: Seat) -> int:
-        """Decoded tokens that were fed."""
-        return seat.decoded
-
     # Decoding
 
     def begin(self, runs: Sequence[Run], *, mass: bool | Sequence[bool] = False) -> Step:
         """Take the pages for the next tokens of some seats and say what each of them may see.
 
         With `mass` (for all runs, or for each), the step can tell afterwards what attention was
-        paid to whom. OutOfPages, and nothing changed, where they do not fit. ValueError for a run
+        paid to whom. OutOfPages, and no token stored, where they do not fit. ValueError for a run
         longer than `longest_run`, a token at a level that its seat does not have, or another step
         that is not finished.
         """

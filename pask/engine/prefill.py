@@ -71,7 +71,7 @@ def room(state: RequestState, tokens: int, page_slots: int) -> dict[Level, int]:
     any of them may be at any of the state's levels."""
     high = tokens
     if state.acts_on_tokens:  # the ring of recent tokens lies in pages of its own
-        high += state.recent + page_slots
+        high += min(state.recent + 1, tokens) + page_slots
     if state.choice is not None:
         high += -(-tokens // state.choice.chunk) + page_slots
     return {Level.HIGH: high} | dict.fromkeys(state.levels, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,8 @@ from pask.engine.kv_plan import Run
 from pask.engine.kv_seat import Seat
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
-from pask.engine.prefill import prefill, prepare
-from pask.errors import PaskError
+from pask.engine.prefill import Prepared, prefill, prepare
+from pask.errors import HarnessFault, PaskError
 from pask.methods.contract import Decoded
 from pask.methods.full import FullKV
 from pask.structure.tracker import Tracker
@@ -72,10 +73,37 @@ def record_trace(
     task = Task(request, (("full", FullKV()),), expected_new_tokens)
     prepared = prepare(model, task, limits, store.page_slots)
     ended = len(tokens) < limits.max_new_tokens
+    if len(tokens) > limits.max_new_tokens:
+        raise PaskError(
+            f"an answer of {len(tokens)} tokens, more than {limits.max_new_tokens}",
+            where=request.id,
+            todo="use the max_new_tokens that it was written with",
+        )
     masks, only = _choices(model, request, tokens, ended)
+    decoded = _decoded(vocabulary, request, tokens)
     seat = store.open(prepared.info.prompt_tokens)
+    try:
+        return _read(model, store, prepared, seat, decoded, ended, masks, only)
+    except BaseException:
+        with suppress(ValueError):  # of a step that broke off
+            store.free(seat)
+        raise
+
+
+def _read(
+    model: LoadedModel,
+    store: KVStore,
+    prepared: Prepared,
+    seat: Seat,
+    decoded: Sequence[Decoded],
+    ended: bool,
+    masks: Sequence[torch.Tensor | None],
+    only: Sequence[int],
+) -> Trace:
+    """The two passes: the prompt into `seat`, and the answer behind it."""
     first = prefill(model, prepared, [seat], store)
-    fed = list(tokens[: len(masks) - 1])
+    tokens = [one.token_id for one in decoded]
+    fed = tokens[: len(masks) - 1]
     saved: list[torch.Tensor] = []
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
@@ -104,16 +132,17 @@ def record_trace(
     else:
         open_choices = [0]
     rows = [n for n, choice in enumerate(open_choices) if masks[choice] is not None]
-    picked = best([m for m in masks if m is not None], logits[rows]) if rows else []
+    who = [prepared.who[0]] * len(rows)
+    picked = best([m for m in masks if m is not None], logits[rows], who) if rows else []
     chosen = list(only)
     for n, token in zip(rows, picked, strict=True):
         chosen[open_choices[n]] = token
     return Trace(
-        request=request,
-        expected_new_tokens=expected_new_tokens,
+        request=prepared.task.request,
+        expected_new_tokens=prepared.info.expected_new_tokens,
         tokens=tuple(tokens),
         ended=ended,
-        decoded=_decoded(vocabulary, request, tokens),
+        decoded=tuple(decoded),
         prompt=seat,
         inputs=tuple(saved),
         keys=tuple(keys),
@@ -142,6 +171,12 @@ def _choices(
                 where=request.id,
                 todo="give an answer that was written under this grammar",
             )
+        if matcher.is_terminated():
+            raise PaskError(
+                f"token {choice} of the answer is a stop token",
+                where=request.id,
+                todo="leave stop tokens out",
+            )
     if ended and not matcher.is_completed():
         raise PaskError(
             f"the answer breaks off after {len(tokens)} tokens",
@@ -155,7 +190,16 @@ def _decoded(
     vocabulary: Sequence[bytes], request: Request, tokens: Sequence[int]
 ) -> tuple[Decoded, ...]:
     tracker = Tracker(request.tag_grammar) if request.tag_grammar else None
-    return tuple(
-        Decoded(n, token, vocabulary[token], tracker.accept(vocabulary[token]) if tracker else None)
-        for n, token in enumerate(tokens)
-    )
+    decoded = []
+    for number, token in enumerate(tokens):
+        text = vocabulary[token]
+        try:
+            tag = tracker.accept(text) if tracker else None
+        except ValueError as error:
+            raise HarnessFault(
+                f"the tag grammar refused {text!r}, which the grammar had accepted",
+                where=request.id,
+                why=str(error),
+            ) from error
+        decoded.append(Decoded(number, token, text, tag))
+    return tuple(decoded)

@@ -7,8 +7,8 @@ know which engine it was. A killed collection goes on where it was, as an evalua
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,6 +21,7 @@ from pask.config import RunConfig
 from pask.digests import digest
 from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
+from pask.engine.kernel_body import kernel_body
 from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import ModelFiles, model_files, tokenizer_info
 from pask.engine.trajectories import Header, Maker, Trajectory, open_writer, write
@@ -49,7 +50,7 @@ class Answer(Protocol):
     def finish(self) -> Literal["stop", "length"]: ...
 
 
-Ask = Callable[[Iterable[Request]], Iterator[Answer]]
+Ask = Callable[[Iterable[Request]], Generator[Answer, None, None]]
 
 
 def trajectory_file(config: RunConfig, part: str) -> Path:
@@ -121,11 +122,12 @@ def _answered(ask: Ask, builder: RequestBuilder, rows: Sequence[Row]) -> Iterato
             asked[request.id] = len(request.prompt_ids), request.prompt_digest
             yield request
 
-    for answer in ask(requests()):
-        prompt_tokens, prompt_digest = asked.pop(answer.request_id)
-        yield Trajectory(
-            answer.request_id, answer.token_ids, answer.finish, prompt_tokens, prompt_digest
-        )
+    with closing(ask(requests())) as answers:
+        for answer in answers:
+            prompt_tokens, prompt_digest = asked.pop(answer.request_id)
+            yield Trajectory(
+                answer.request_id, answer.token_ids, answer.finish, prompt_tokens, prompt_digest
+            )
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _pask(
     model = load(config)
     categories = {row.id: row.category for row in rows}
 
-    def ask(requests: Iterable[Request]) -> Iterator[Answer]:
+    def ask(requests: Iterable[Request]) -> Generator[Answer, None, None]:
         expected = config.model.expected_new_tokens
         tasks = (
             Task(r, (("full", FullKV()),), expected[subset_of(categories[r.id])]) for r in requests
@@ -147,11 +149,19 @@ def _pask(
             Limits(config.max_new_tokens),
             max_batch=config.engine.max_batch,
             kv_dtype=KV_DTYPES[config.engine.kv_dtype],
+            capacity_tokens=config.engine.kv_capacity_tokens,
         )
 
-    source = source_digest("pask.engine.decode", "pask.engine.loading", "pask.bfcl.request")
+    source = source_digest(
+        "pask.engine.decode",
+        "pask.engine.loading",
+        "pask.bfcl.request",
+        "kernels.cpu",
+        "kernels.reference",
+    )
     kv_dtype = config.engine.kv_dtype
-    yield Maker("pask", __version__, "float32", kv_dtype, versions(), source), ask
+    decisive = versions() | {"kernels": kernel_body()}
+    yield Maker("pask", __version__, "float32", kv_dtype, decisive, source), ask
 
 
 @contextmanager
@@ -166,7 +176,7 @@ def _vllm(
         model.folder, model.layout, tokenizer_info(model), longest=longest, max_batch=max_batch
     ) as engine:
 
-        def ask(requests: Iterable[Request]) -> Iterator[Answer]:
+        def ask(requests: Iterable[Request]) -> Generator[Answer, None, None]:
             return engine.generate(requests, Limits(config.max_new_tokens))
 
         source = source_digest("pask.peers.vllm", "pask.bfcl.request")

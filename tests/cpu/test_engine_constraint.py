@@ -24,7 +24,7 @@ def test_equal_logits_go_to_the_lowest_id(model: LoadedModel) -> None:
     a, c = (model.tokenizer.convert_tokens_to_ids(letter) for letter in "ac")
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[1, c:] = 1.0
-    assert best([legal.mask(0), legal.mask(2)], logits) == [a, c]
+    assert best([legal.mask(0), legal.mask(2)], logits, ["a", "c"]) == [a, c]
 
 
 def test_the_only_legal_token(model: LoadedModel) -> None:

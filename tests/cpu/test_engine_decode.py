@@ -120,7 +120,7 @@ def test_an_eviction_method_attends_over_what_it_kept_alone(
         for step, token in enumerate(found.token_ids):
             legal = LegalTokens([matcher], VOCAB_SIZE)
             row = logits[prompt - 1 + step].clone()
-            assert best([legal.mask(0)], row[None]) == [token]
+            assert best([legal.mask(0)], row[None], [request.id]) == [token]
             assert matcher.accept_token(token)
     assert differs == 9  # the masks do change what is computed
 

@@ -142,7 +142,7 @@ def test_dropped_tokens_are_seen_no_more(
         matcher = xgr.GrammarMatcher(request.grammar)
         for step, token in enumerate(found.token_ids):
             mask = LegalTokens([matcher], VOCAB_SIZE).mask(0)
-            assert best([mask], logits[prompt - 1 + step][None].clone()) == [token]
+            assert best([mask], logits[prompt - 1 + step][None].clone(), ["r"]) == [token]
             assert matcher.accept_token(token)
         for layer, weights in enumerate(oracle.probabilities):
             grouped = weights.view(kv_heads, group, len(ids), len(ids)).sum(dim=1)

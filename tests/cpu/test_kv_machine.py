@@ -287,7 +287,7 @@ class Lives(RuleBasedStateMachine):
             return
         self.store.check()
         for seat, model in self.models.items():
-            assert (seat.decoded, self.store.position(seat)) == (
+            assert (seat.decoded, seat.position) == (
                 model.fed,
                 model.prompt_tokens + model.fed,
             )

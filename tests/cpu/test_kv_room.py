@@ -74,7 +74,7 @@ def test_nothing_changes_where_one_pool_is_too_small() -> None:
     with pytest.raises(OutOfPages, match="LOW4"):
         feed(store, [Run(seat, levels)], row_numbers(4, 0))
     store.check()
-    assert store.decoded(seat) == 4
+    assert seat.decoded == 4
 
 
 def test_seats_and_lengths_are_limited() -> None:

@@ -127,7 +127,7 @@ def test_steps_go_layer_by_layer_and_are_finished() -> None:
     step.finish()
     with pytest.raises(ValueError, match="finished once"):
         step.finish()
-    assert store.decoded(seat) == 1
+    assert seat.decoded == 1
 
 
 def test_mass_is_told_by_token() -> None:

@@ -139,12 +139,13 @@ inline float max8(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
-// e^x for x <= 0, within 2 units in the last place; 0 below the normal numbers, -inf included.
+// e^x for x <= 0, within 2 units in the last place; 0 below the normal numbers, -inf included. NaN
+// stays NaN: max takes its second operand then, and NLT is true.
 // x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 6.
 inline __m256 exp8(__m256 x) {
     const __m256 least = _mm256_set1_ps(-87.33f);
-    const __m256 normal = _mm256_cmp_ps(x, least, _CMP_GE_OQ);
-    x = _mm256_max_ps(x, least);
+    const __m256 normal = _mm256_cmp_ps(x, least, _CMP_NLT_UQ);
+    x = _mm256_max_ps(least, x);
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
@@ -176,8 +177,9 @@ inline float exponentials(float* scores, int64_t count) {
 
 // Runs work(job) for every job below `jobs`, on as many threads as asked, fewer if there is little
 // to do: `size` counts what is to be read in slots, and a thread takes as long to start as some
-// thousands of them. Jobs must not depend on each other; `work` answers a Status, and the worst one is the answer. Each thread has a copy of
-// `work`, so that it can hold the thread's own scratch memory.
+// thousands of them. Jobs must not depend on each other; `work` answers a Status, and the worst one
+// is the answer. Each thread has a copy of `work`, so that it can hold the thread's own scratch
+// memory.
 template <class Work>
 int run_jobs(int64_t jobs, int64_t threads, int64_t size, const Work& work) {
     threads = std::min({threads, jobs, 1 + size / 4096});
