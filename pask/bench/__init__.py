@@ -12,7 +12,7 @@ from pask.provenance import machine
 
 BENCHES = {  # what `--items` counts, and how many by default
     "attention": ("repetitions", 20),
-    "evaluate": ("rows", 40),
+    "evaluate": ("rows", 50),
     "kernels": ("repetitions", 50),
     "lockstep": ("tokens", 20_000),
     "replay": ("interventions", 100),

@@ -3,8 +3,9 @@
 Both sides have as many cores as the run has shards: ours as that many processes of one thread, as
 the workflow does it, the plain loop as that many threads of torch. The plain loop answers each row
 under each method on its own, which takes it long, so it does that for a sample: every fifth row
-under one method, the next one under the next method, and so on round. Both sides take turns, and
-equal answers are counted where both gave one: a speed for other answers would be worth nothing.
+under one method, the next one under the next method, and so on round. One half of the sample is
+answered before ours and one after. Equal answers are counted where both gave one: a speed for other
+answers would be worth nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -31,7 +33,6 @@ from pask.engine.loading import LoadedModel, tokenizer_info
 from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
 
-ROUNDS = 2
 PLAIN_EVERY = 5  # rows for one that the plain loop answers; no divisor of the 8 categories
 
 Answers = dict[tuple[str, str], tuple[int, ...]]  # by row and entry: token ids
@@ -108,33 +109,38 @@ def _ours(chosen: Sequence[int]) -> Answers:
     }
 
 
+def _answer_plainly(work: _Work, plain: PlainLoop, chosen: Sequence[int], side: _Side) -> None:
+    for n in chosen:
+        request = work.requests[n]
+        name, method = work.methods[n // PLAIN_EVERY % len(work.methods)]
+        start = time.perf_counter()
+        answer = plain.answer(request, method, work.expected[n], work.config.max_new_tokens)
+        side.seconds += time.perf_counter() - start
+        side.answers[request.id, name] = answer
+
+
 def measure(config: RunConfig, items: int) -> Measured:
     """Item-methods per hour, over `items` rows of the run's part."""
-    rows = picked_rows(config, items, at_least=ROUNDS * PLAIN_EVERY)
+    rows = picked_rows(config, items, at_least=2 * PLAIN_EVERY)
     cores = config.engine.shards
     work = _Work(config, rows)
     plain = PlainLoop(work.model.folder)
     torch.set_num_threads(cores)
     ours, theirs = _Side(), _Side()
-    plain_rows = range(0, len(rows), PLAIN_EVERY)
+    sample = range(0, len(rows), PLAIN_EVERY)
+    half = len(sample) // 2
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(cores, spawn, _begin, (config, rows)) as pool:
         for waited in [pool.submit(_ready) for _ in range(cores)]:
             waited.result()
-        for turn in range(ROUNDS):
-            chosen = range(turn, len(rows), ROUNDS)
-            start = time.perf_counter()
-            for answers in pool.map(_ours, [list(chosen[core::cores]) for core in range(cores)]):
-                ours.answers |= answers
-            ours.seconds += time.perf_counter() - start
-            for n in plain_rows[turn::ROUNDS]:
-                name, method = work.methods[n // PLAIN_EVERY % len(work.methods)]
-                start = time.perf_counter()
-                answer = plain.answer(
-                    work.requests[n], method, work.expected[n], config.max_new_tokens
-                )
-                theirs.seconds += time.perf_counter() - start
-                theirs.answers[work.requests[n].id, name] = answer
+        _answer_plainly(work, plain, sample[:half], theirs)
+        start = time.perf_counter()
+        # In stretches: the rows take turns among the categories, whose answers differ in length.
+        ends = [len(rows) * core // cores for core in range(cores + 1)]
+        for answers in pool.map(_ours, [range(*pair) for pair in pairwise(ends)]):
+            ours.answers |= answers
+        ours.seconds += time.perf_counter() - start
+        _answer_plainly(work, plain, sample[half:], theirs)
     same = sum(ours.answers[key] == answer for key, answer in theirs.answers.items())
     print(
         f"{len(rows)} rows, {len(work.methods)} methods, {cores} cores: ours {ours.text()}; "
