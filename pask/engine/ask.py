@@ -17,6 +17,7 @@ from pask.methods.contract import (
     Placement,
     PromptInfo,
     RequestState,
+    SlotChoice,
     Wants,
 )
 from pask.methods.levels import Level
@@ -42,18 +43,34 @@ def opened(method: Method, info: PromptInfo, who: str) -> RequestState:
         state = method.open(info)
         if not isinstance(state, RequestState) or not isinstance(state.wants, Wants):
             raise TypeError("open must answer a RequestState, whose wants are Wants")
+        _check_numbers(state, info)
         if not isinstance(state.notes, tuple) or not all(isinstance(n, str) for n in state.notes):
             raise TypeError("a state's notes are a tuple of texts")
-        if not all(isinstance(level, Level) and level.is_low for level in state.levels):
-            raise TypeError("a state's levels are a set of low Levels")
-        if state.recent < 0:
-            raise ValueError("a state's recent window is at least 0")
+        if not isinstance(state.levels, frozenset) or not all(
+            isinstance(level, Level) and level.is_low for level in state.levels
+        ):
+            raise TypeError("a state's levels are a frozenset of low Levels")
         ways = [state.acts_on_tokens or bool(state.levels), state.evicts, state.choice is not None]
         if sum(ways) > 1:
             raise ValueError("a state acts on tokens, evicts or has a choice, not two of these")
         if state.wants.step_mass and not state.evicts:
             raise ValueError("step_mass is for states that evict")
     return state
+
+
+def _check_numbers(state: RequestState, info: PromptInfo) -> None:
+    for what, number in (("recent", state.recent), ("window_queries", state.wants.window_queries)):
+        if type(number) is not int or number < 0:
+            raise TypeError(f"{what} is {number!r}, not an int of at least 0")
+    choice = state.choice
+    if choice is None:
+        return
+    if not isinstance(choice, SlotChoice):
+        raise TypeError("a state's choice is a SlotChoice or None")
+    if not all(type(n) is int for n in (choice.chunk, choice.channels, choice.count)):
+        raise TypeError("chunk, channels and count of a SlotChoice are ints")
+    if choice.channels > info.head_dim:
+        raise ValueError(f"{choice.channels} channels, head_dim is {info.head_dim}")
 
 
 def placement(
@@ -102,4 +119,6 @@ def evicted(
             or tuple(answer.shape[:-1]) != shape
         ):
             raise TypeError(f"evict must answer int64 {list(shape)} + [n], or None")
+        if bool((answer < 0).any()):
+            raise ValueError("evict names a token below 0")
         return answer

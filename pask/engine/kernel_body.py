@@ -16,5 +16,5 @@ def kernel_body() -> str:
             "the kernels that were asked for cannot be used",
             where="PASK_KERNELS",
             why=str(error),
-            todo="unset it, or install a C++ compiler",
+            todo="unset it; for native kernels a C++ compiler and AVX2 are needed",
         ) from error

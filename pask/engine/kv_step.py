@@ -196,7 +196,9 @@ class Step:
         ranks = self._plan.rank[rows.cpu().numpy()]
         bounds = self._region(part, "summary", layer)
         slots = self._high_slot[layer][rows]
-        chosen = torch.empty(*slots.shape, choice.count, dtype=torch.int32, device=q.device)
+        # No more than there are: the rest of the width would be empty.
+        count = min(choice.count, int(self._plan.stop["high"].max()))
+        chosen = torch.empty(*slots.shape, count, dtype=torch.int32, device=q.device)
         for rank in range(int(ranks.max()) + 1):
             now = torch.from_numpy(np.flatnonzero(ranks == rank)).to(q.device)
             sequence = part.sequence[now]
@@ -210,7 +212,7 @@ class Step:
                 part.stop["high"][layer][now],
                 choice.chunk,
                 choice.channels,
-                choice.count,
+                count,
             )
         return chosen
 

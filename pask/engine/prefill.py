@@ -89,10 +89,10 @@ def prefill(
     wants = [state.wants for state in states]
 
     def place(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        captures = {want: _capture(want, q, k) for want in set(wants)}
+        found = {want: _capture(want, q, k) for want in set(wants)}
         whole = []
         for state, seat, want, name in zip(states, seats, wants, who, strict=True):
-            answer = placement(state, layer, captures[want], prepared.info, name)
+            answer = placement(state, layer, _own(found[want]), prepared.info, name)
             if answer.tokens is None and not (state.levels or state.evicts or state.choice):
                 whole.append(seat)
             else:
@@ -129,6 +129,15 @@ def check_request(model: LoadedModel, request: Request, limits: Limits) -> None:
             why=f"{model.name} has {layout.vocab_size}",
             todo="compile it with tokenizer_info(model)",
         )
+
+
+def _own(captures: Captures) -> Captures:
+    """A copy for one method: what it does to the tensors in place is not seen by the next."""
+    window, prompt = captures.window_mass, captures.prompt_mass
+    return Captures(
+        window_mass=None if window is None else window.clone(),
+        prompt_mass=None if prompt is None else prompt.clone(),
+    )
 
 
 def _capture(want: Wants, q: torch.Tensor, k: torch.Tensor) -> Captures:

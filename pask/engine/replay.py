@@ -97,6 +97,10 @@ class Replayer:
         ValueError for a method that acts on more than tokens, tags and labels; PaskError where the
         store cannot hold one replay beside the trace.
         """
+        if max_batch < 1:
+            raise ValueError("max_batch must be at least 1")
+        if trace.limit != self._limits.max_new_tokens:
+            raise ValueError(f"the trace was made for at most {trace.limit} new tokens")
         batch = Batch(self._model.transformer, self._store)
         waiting = _Waiting(methods)
         running: list[_Open] = []
@@ -110,7 +114,7 @@ class Replayer:
                     running.remove(one)
                     seats.remove(one.job.seat)
                     yield self._close(one)
-                if not running and not jobs:
+                if not running and waiting.first() is None:
                     return
                 # Answers that go on wait for company while there is more to judge.
                 if running and (not jobs or len(running) == max_batch):
@@ -126,10 +130,10 @@ class Replayer:
         while len(jobs) < most and (named := waiting.first()) is not None:
             prepared, placements = self._prepared(trace, named)
             slots = slots_for(prepared, trace, self._limits, self._store.page_slots)
-            if not self._store.room_for(slots):
+            if not self._store.room_for(slots) or None not in self._store.seats:
                 if not seats:
                     raise PaskError(
-                        f"a replay may need {slots[Level.HIGH]} slots, more than are free",
+                        f"a replay may need a seat and {slots[Level.HIGH]} slots, not free",
                         where=prepared.who[0],
                         why=f"the store holds {self._store.capacity(Level.HIGH)} tokens",
                         todo="raise engine.kv_capacity_tokens",

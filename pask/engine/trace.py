@@ -39,6 +39,7 @@ class Trace:
     expected_new_tokens: int
     tokens: tuple[int, ...]
     ended: bool
+    limit: int  # new tokens at most, as it was written
     decoded: tuple[Decoded, ...]
     prompt: Seat
     inputs: tuple[torch.Tensor, ...]
@@ -83,7 +84,7 @@ def record_trace(
     decoded = _decoded(vocabulary, request, tokens)
     seat = store.open(prepared.info.prompt_tokens)
     try:
-        return _read(model, store, prepared, seat, decoded, ended, masks, only)
+        return _read(model, store, prepared, seat, decoded, limits, masks, only)
     except BaseException:
         with suppress(ValueError):  # of a step that broke off
             store.free(seat)
@@ -96,7 +97,7 @@ def _read(
     prepared: Prepared,
     seat: Seat,
     decoded: Sequence[Decoded],
-    ended: bool,
+    limits: Limits,
     masks: Sequence[torch.Tensor | None],
     only: Sequence[int],
 ) -> Trace:
@@ -141,7 +142,8 @@ def _read(
         request=prepared.task.request,
         expected_new_tokens=prepared.info.expected_new_tokens,
         tokens=tuple(tokens),
-        ended=ended,
+        ended=len(tokens) < limits.max_new_tokens,
+        limit=limits.max_new_tokens,
         decoded=tuple(decoded),
         prompt=seat,
         inputs=tuple(saved),

@@ -94,7 +94,7 @@ class Placement:
         if self.tokens is None:
             return
         for level, kept in self.tokens.items():
-            if level not in levels | {Level.HIGH}:
+            if not isinstance(level, Level) or level not in levels | {Level.HIGH}:
                 raise ValueError(f"tokens at {level!r}, which is not among the state's levels")
             _check_rows(kept, info, level)
         self._check_together(info)

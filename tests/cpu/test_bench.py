@@ -37,6 +37,7 @@ def written(folder: Path, sample: dict[str, int]) -> Path:
         "data": {"sample": sample},
         "decode": {"max_new_tokens": 24},
         "engine": {"kv_dtype": "float32"},
+        "structure": {"layer_groups": 2},
         "methods": [{"name": "full"}, {"name": "snapkv", "budgets": [0.5]}],
     }
     path = folder / "tiny.yaml"

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from baselines.snapkv import SnapKV
-from pask.bench.evaluate import plain_answer
+from pask.bench.plain import PlainLoop
 from pask.bfcl.answers import parse
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
@@ -65,13 +65,12 @@ def test_logits_are_those_of_transformers(
 
 def test_full_kv_answers_as_the_plain_loop_does(
     model: LoadedModel,
-    reference: PreTrainedModel,
     requests: list[Request],
     answers: dict[tuple[str, str], Generation],
 ) -> None:
+    plain = PlainLoop(model.folder)
     for request in requests:
-        with torch.inference_mode():
-            expected = plain_answer(reference, request, model.layout.vocab_size, LIMIT)
+        expected = plain.answer(request, FullKV(), 0, LIMIT)
         assert answers[request.id, "full"].token_ids == expected
 
 

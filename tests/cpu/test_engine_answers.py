@@ -10,6 +10,7 @@ import pytest
 import torch
 import xgrammar as xgr
 
+from baselines.snapkv import SnapKV
 from pask.engine import decode
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Limits, Task
@@ -207,6 +208,34 @@ def test_finished_answers_leave_nothing_behind(
     assert 3 <= most <= 6
     assert not any(store.seats)
     assert not any(used for used, _ in store.pool_bytes().values())
+
+
+class _Spoiler(EveryThirdState):
+    """Writes into what it is shown."""
+
+    def place(self, layer: int, captures: Captures) -> Placement:
+        assert captures.window_mass is not None
+        captures.window_mass.zero_()
+        return Placement()
+
+
+def test_a_method_cannot_spoil_what_another_one_is_shown(
+    model: LoadedModel, requests: list[SomeRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EveryThird, "open", lambda self, info: _Spoiler(info, self.window))
+    snap = SnapKV(budget=0.4, window=2, min_tokens=4)
+    seen: list[Captures] = []
+    place = type(snap.open(PromptInfo(42, 2, 2, 2, 16))).place
+    monkeypatch.setattr(
+        type(snap.open(PromptInfo(42, 2, 2, 2, 16))),
+        "place",
+        lambda self, layer, captures: (seen.append(captures), place(self, layer, captures))[1],
+    )
+    methods = (("spoiler", EveryThird(window=2)), ("snapkv", snap))
+    list(generate(model, [Task(requests[6], methods)], Limits(2)))
+    assert [float(c.window_mass.sum()) for c in seen if c.window_mass is not None] == [
+        pytest.approx(2 * model.layout.q_heads)
+    ] * 2
 
 
 class _Faulty(EveryThirdState):

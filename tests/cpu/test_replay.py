@@ -238,6 +238,22 @@ def test_replay_leaves_the_bits_that_decoding_leaves(
     replayer.free(trace)
 
 
+@pytest.mark.parametrize("max_batch", [1, 2, 3, 4, 32])
+def test_every_method_has_its_outcome(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+    max_batch: int,
+) -> None:
+    replayer = Replayer(model, store, LIMITS)
+    for request in requests[:3]:
+        trace = replayer.trace(full([request])[0], answers[request.id].token_ids)
+        found = replayer.replay(trace, POLICIES.items(), max_batch=max_batch)
+        assert sorted(one.generation.entry for one in found) == sorted(POLICIES)
+        replayer.free(trace)
+
+
 def test_a_broken_off_replay_leaves_nothing_behind(
     model: LoadedModel, requests: list[SomeRequest], store: KVStore
 ) -> None:
@@ -260,7 +276,7 @@ def test_a_store_too_small_for_one_replay_is_told(
     replayer = Replayer(model, small, LIMITS)
     trace = replayer.trace(full(requests[:1])[0], answers[requests[0].id].token_ids)
     assert len(list(replayer.replay(trace, [("full", FullKV())]))) == 1
-    with pytest.raises(PaskError, match="more than are free"):
+    with pytest.raises(PaskError, match="slots, not free"):
         list(replayer.replay(trace, [("all", ByToken(1.0, 1, MIXED, EVERY, recent=90))]))
 
 
