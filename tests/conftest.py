@@ -1,4 +1,4 @@
-"""No property test is a timed test: how long an example takes depends on what else the machine does."""
+"""No property test is a timed test: an example takes as long as the machine lets it."""
 
 from hypothesis import settings
 
