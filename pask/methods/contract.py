@@ -191,7 +191,7 @@ class RequestState(ABC):
         It takes effect when `recent` more tokens have been fed. Only tokens, tags and what the
         state remembers of them may enter: then an answer can be judged by replay.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a state that acts on tokens has to define level_of")
 
     def evict(self, tokens: int, mass: torch.Tensor | None) -> torch.Tensor | None:
         """After a decode step: which of the `tokens` so far (prompt and decoded) to drop now.
@@ -200,7 +200,7 @@ class RequestState(ABC):
         probabilities, summed over the query group, by token, the new one last; 0 where a token is
         not resident. Answers [layers, kv_heads, n] int64, resident tokens all, or None for none.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a state that evicts has to define evict")
 
 
 @dataclass(frozen=True)
