@@ -14,7 +14,7 @@ Deviations and open choices:
   tokens, all kept, and s free slots in the last page on average (half of it less one),
   C + T + s = B (P + T + s), hence C = round(B P - (1 - B) (T + s));
 - a prompt too short for the window shrinks it to max(1, C // 4) (note "window"); C below
-  `min_tokens` is raised to it, which exceeds the budget (note "clamped"). Both are counted;
+  `min_tokens` is raised to it, which exceeds the budget (note "unreachable"). Both are counted;
 - equal scores: the more recent token wins.
 """
 
@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from pask.methods.contract import (
+    UNREACHABLE,
     Captures,
     Method,
     Placement,
@@ -65,7 +66,7 @@ class SnapKV(Method):
         """Prompt tokens to keep so that B_persist meets the budget at the expected length."""
         free_slots = (info.page_slots - 1) / 2
         kept_anyway = info.expected_new_tokens + free_slots
-        return round(self.budget * info.prompt_tokens - (1 - self.budget) * kept_anyway)
+        return round(self.setting * info.prompt_tokens - (1 - self.setting) * kept_anyway)
 
     def open(self, info: PromptInfo) -> RequestState:
         return _SnapKVRequest(self, info)
@@ -80,7 +81,7 @@ class _SnapKVRequest(RequestState):
         keeps_all = self.capacity == info.prompt_tokens
         notes = []
         if wanted < self.capacity:
-            notes.append("clamped")
+            notes.append(UNREACHABLE)
         if self.window < method.window and not keeps_all:
             notes.append("window")
         self.notes = tuple(notes)

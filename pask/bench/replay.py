@@ -1,11 +1,13 @@
 """Forwarded token-layers: replay of one-bucket interventions against complete regeneration.
 
-An intervention puts one bucket (a coarsened tag in a layer group) at 4 bit or releases it; the
-buckets are those that occur in the rows' answers. Each is judged on every row. Complete
-regeneration, as Equation 5 is written, reads the prompt and writes the answer anew for each, so a
-forwarded token counts in every layer; what it would come to is counted from the answers that
-replay ended with, and on the first row it is done, to compare the answers and the time. Replay's
-own figure includes the trace that all its interventions start from.
+An intervention puts one bucket (a coarsened tag in a layer group) at 4 bit or releases it. As in a
+calibration, the buckets are all that occur in answers to calibration rows, of which the measured
+ones are taken at equal distances from the most to the least frequent, and each is judged on every
+row, whether its answer has the bucket or not. Complete regeneration, as Equation 5 is written,
+reads the prompt and writes the answer anew for each, so a forwarded token counts in every layer;
+what it would come to is counted from the answers that replay ended with, and on the first row it is
+done, to compare the answers and the time. Replay's own figure includes the trace that all its
+interventions start from. The ratio over those pairs alone whose row has the bucket is printed too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,7 +36,9 @@ from pask.methods.full import FullKV
 from pask.methods.levels import Level
 from pask.structure.buckets import LayerBucket, bucket_name, layer_groups
 
-ROWS = 4
+ROWS = 24
+"""Three of each category."""
+
 RECENT = 8
 
 
@@ -47,13 +51,17 @@ class _Sum:
     decoded: int = 0  # of the regenerated ones, without the prompts
     changed: int = 0
     pairs: int = 0
+    touched: int = 0  # pairs whose row has the bucket
+    touched_replayed: int = 0  # the traces not among them
+    touched_regenerated: int = 0
     seconds: float = 0.0
 
 
 def measure(config: RunConfig, items: int) -> Measured:
-    """Token-layers for `items` interventions on each of `ROWS` rows of the run's part."""
+    """Token-layers for `items` interventions on each of `ROWS` calibration rows."""
     torch.set_num_threads(1)
-    rows = picked_rows(config, ROWS)
+    data = replace(config.data, part="cal", sample=None)
+    rows = picked_rows(replace(config, data=data), ROWS)
     model = load(config)
     builder = RequestBuilder(
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
@@ -93,6 +101,9 @@ def measure(config: RunConfig, items: int) -> Measured:
         f"{total.changed}/{total.pairs} answers changed; token-layers: replay {total.replayed:,}, "
         f"complete regeneration {total.regenerated:,}, its decoding alone {total.decoded:,} "
         f"({total.decoded / total.replayed:.1f} times replay's)\n"
+        f"the bucket occurs in {total.touched}/{total.pairs} pairs; on these alone: replay "
+        f"{total.touched_replayed:,}, complete regeneration {total.touched_regenerated:,} "
+        f"({total.touched_regenerated / max(total.touched_replayed, 1):.1f} times)\n"
         f"on the first row: replay {first_seconds:.1f} s, decoding each from a shared prefill "
         f"{again:.1f} s; equal answers and bytes {same}/{len(first)}",
         file=sys.stderr,
@@ -111,12 +122,16 @@ def _add(total: _Sum, model: LoadedModel, traced: int, outcomes: Sequence[Replay
         fed = answer.new_tokens - (answer.finish == "length")  # the last token is chosen, not fed
         total.decoded += fed * layers
         total.regenerated += (answer.prompt_tokens + fed) * layers
+        if outcome.token_layers:
+            total.touched += 1
+            total.touched_replayed += outcome.token_layers
+            total.touched_regenerated += (answer.prompt_tokens + fed) * layers
 
 
 def _interventions(
     config: RunConfig, model: LoadedModel, answers: Sequence[Generation], items: int
 ) -> list[tuple[str, OneBucket]]:
-    """The first `items` of: each bucket that occurs, by how often, at 4 bit and released."""
+    """`items` of: each bucket that occurs, by how often, in each group, released and at 4 bit."""
     structure = config.structure
     seen: dict[str, int] = {}
     for answer in answers:
@@ -141,7 +156,7 @@ def _interventions(
     ]
     if items > len(methods):
         raise PaskError(f"--items must be 1 to {len(methods)} here, not {items}")
-    return methods[:items]
+    return [methods[n * len(methods) // items] for n in range(items)]
 
 
 def _regenerate(

@@ -18,7 +18,7 @@ from pask.engine.generation import MAX_ENTRIES, Generation, Limits, Task
 from pask.engine.kernel_body import kernel_body
 from pask.engine.kv_seat import KVShape
 from pask.engine.kv_store import KVStore
-from pask.engine.loading import LoadedModel, tokenizer_info
+from pask.engine.loading import LoadedModel
 from pask.engine.prefill import Prepared, prefill, prepare, room
 from pask.errors import PaskError
 from pask.methods.levels import LOW_LEVELS, Level
@@ -109,7 +109,7 @@ class _Admission:
 
     def __init__(self, model: LoadedModel, store: KVStore, batch: Batch, limits: Limits) -> None:
         self._model, self._store, self._batch, self._limits = model, store, batch, limits
-        self._vocabulary: Sequence[bytes] = tokenizer_info(model).decoded_vocab
+        self._vocabulary: Sequence[bytes] = model.token_texts
 
     def prepare(self, task: Task) -> Prepared:
         return prepare(self._model, task, self._limits, self._store.page_slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import huggingface_hub
@@ -49,6 +50,12 @@ class LoadedModel:
     folder: Path  # with the safetensors, config and tokenizer that were read
     digest: str
     stop_token_ids: tuple[int, ...]  # any of them ends an answer
+
+    @cached_property
+    def token_texts(self) -> list[bytes]:
+        """The bytes that each token of the vocabulary stands for."""
+        texts: list[bytes] = tokenizer_info(self).decoded_vocab
+        return texts
 
 
 def load_model(

@@ -50,6 +50,7 @@ def prepare(model: LoadedModel, task: Task, limits: Limits, page_slots: int) -> 
         expected_new_tokens=task.expected_new_tokens,
         page_slots=page_slots,
         labels=task.request.prompt_labels,
+        texts=tuple(model.token_texts[token] for token in task.request.prompt_ids),
     )
     states = []
     for entry, method in task.methods:

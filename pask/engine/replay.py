@@ -26,7 +26,7 @@ from pask.engine.generation import Generation, Limits, Task
 from pask.engine.kv_seat import Seat
 from pask.engine.kv_step import Step
 from pask.engine.kv_store import KVStore
-from pask.engine.loading import LoadedModel, tokenizer_info
+from pask.engine.loading import LoadedModel
 from pask.engine.prefill import Prepared
 from pask.engine.replay_job import Job, Named, first_difference, lay, prepared_for, slots_for
 from pask.engine.trace import Trace, record_trace
@@ -69,7 +69,7 @@ class Replayer:
 
     def __init__(self, model: LoadedModel, store: KVStore, limits: Limits) -> None:
         self._model, self._store, self._limits = model, store, limits
-        self._vocabulary: Sequence[bytes] = tokenizer_info(model).decoded_vocab
+        self._vocabulary: Sequence[bytes] = model.token_texts
         self._layers = model.layout.layers
 
     def trace(self, task: Task, tokens: Sequence[int]) -> Trace:

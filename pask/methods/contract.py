@@ -10,9 +10,9 @@ the tensors that then exist. Keep everything and Full KV's tokens come out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pask.methods.levels import Level
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:  # listing methods must not cost a torch import
 
     from pask.structure.labels import Label
     from pask.structure.tags import Tag
+
+
+UNREACHABLE = "unreachable"
+"""The note of a request that takes more bytes than the knob's value asks for, because the method
+cannot go lower there (a prompt shorter than its window, say); the tables count it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class PromptInfo:
     `expected_new_tokens` is the workload's mean answer length (measured on the calibration split,
     given in the config): a method whose cache grows while decoding needs it to meet a budget.
     `page_slots` is the engine's page: resident slots are rounded up to it, and count so.
-    `labels` is what each prompt token is for, or None where the request was not labelled.
+    `labels` is what each prompt token is for, or None where the request was not labelled; `texts`
+    are the bytes that it stands for.
     """
 
     prompt_tokens: int
@@ -55,6 +61,7 @@ class PromptInfo:
     expected_new_tokens: int = 0
     page_slots: int = 1
     labels: Sequence[Label] | None = None
+    texts: Sequence[bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,9 @@ class RequestState(ABC):
     - `recent`: so many latest decoded tokens stay at HIGH whatever their final level;
     - `shifted_keys`: low keys are stored centred and scaled per channel by the prompt's own
       statistics (two vectors a layer and kv head, which count), not plain;
+    - `channel_keys`: keys at LOW2 share a scale and a zero per channel among 32 tokens, in the
+      order of their positions (KIVI), instead of per token among 32 channels. Such tokens come
+      from the prompt, a multiple of 32 in each layer; `level_of` may not answer LOW2 then;
     - `acts_on_tokens`: `level_of` says where decoded tokens end (else all of them stay at HIGH);
     - `choice`: attention reads a part of what is resident, all of it at HIGH;
     - `evicts`: `evict` is asked after every decode step; such a request is fed one token a step.
@@ -177,6 +187,7 @@ class RequestState(ABC):
     levels: frozenset[Level] = frozenset()
     recent: int = 0
     shifted_keys: bool = True
+    channel_keys: bool = False
     acts_on_tokens: bool = False
     choice: SlotChoice | None = None
     evicts: bool = False
@@ -208,23 +219,73 @@ class Method(ABC):
     """Base of every method; a subclass adds its parameters as fields with defaults.
 
     `budget` is the target B_persist, resident bytes at the end of a request over Full KV's.
+    `nominal` is the value of the method's one knob, within `knob_range`, that was found to meet the
+    budget on development rows; None: not searched, `setting` is the budget itself. Resident bytes
+    grow with the knob. A method whose bytes nothing can change has no knob: the two `budgets` are
+    equal, what its stored numbers take without rounding up to pages.
     """
 
     budget: float = 1.0
+    nominal: float | None = None
 
     name: ClassVar[str]
     label: ClassVar[str]  # as printed in tables
     paper: ClassVar[str]  # citation with arXiv id or venue
     color: ClassVar[str]  # one hex colour for every figure
     marker: ClassVar[str]  # one matplotlib marker
-    knob: ClassVar[str]  # the one quantity that follows from `budget`
+    knob: ClassVar[str]  # what the knob is, in words; "none" where there is none
     budgets: ClassVar[tuple[float, float]]  # reachable range of `budget`, inclusive
+    knob_range: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of `nominal`, inclusive
+    calibrated: ClassVar[bool] = False  # some fields are measured first: see `calibrate`
 
     def __post_init__(self) -> None:
         low, high = self.budgets
         if not low <= self.budget <= high:
             raise ValueError(f"{self.name}: budget {self.budget} is outside {low}..{high}")
+        low, high = self.knob_range
+        if self.nominal is not None and not low <= self.nominal <= high:
+            raise ValueError(f"{self.name}: nominal {self.nominal} is outside {low}..{high}")
+
+    @property
+    def has_knob(self) -> bool:
+        return self.budgets[0] < self.budgets[1]
+
+    @property
+    def setting(self) -> float:
+        """The knob's value: `nominal`, or the budget where that was not searched."""
+        return self.budget if self.nominal is None else self.nominal
 
     @abstractmethod
     def open(self, info: PromptInfo) -> RequestState:
         """Begin one request: called when the prompt's length is known, before its prefill."""
+
+    def calibrate(self, prompts: Iterable[PromptEvidence]) -> Mapping[str, Any]:
+        """The values of the fields that are measured on the calibration split's prompts.
+
+        Asked once per model, whatever the budget, of methods that declare `calibrated`; numbers,
+        texts and tuples of such. `open` may count on these fields being set.
+        """
+        raise NotImplementedError("a method that is calibrated has to define calibrate")
+
+
+class PromptEvidence(Protocol):
+    """A calibration prompt, of which a method may ask what storing tokens lower would do."""
+
+    @property
+    def info(self) -> PromptInfo: ...
+
+    def distortion(
+        self,
+        tokens: torch.Tensor,
+        level: Level,
+        *,
+        shifted_keys: bool = False,
+        channel_keys: bool = False,
+    ) -> float:
+        """How much attention's output changes when `tokens` alone are at `level`.
+
+        tokens: [n] int64, ascending. The squared L2 distance between the outputs with and without
+        the change, summed over the prompt's queries, the maximum over query heads, summed over the
+        probed layers. With `channel_keys` (LOW2 only) tokens beyond the last multiple of 32 are
+        stored at LOW4. 0 for no tokens.
+        """

@@ -26,3 +26,6 @@ class Level(IntEnum):
 
 
 LOW_LEVELS = tuple(level for level in Level if level.is_low)
+
+CHANNEL_GROUP = 32
+"""Tokens that share a scale and a zero per channel where keys are quantised by channel (KIVI)."""

@@ -86,6 +86,16 @@ def _check_declarations(cls: type[Method], where: str) -> None:
     if not sound:
         what = f"budgets {cls.budgets!r} is not (low, high) within 0..1"
         raise PaskError(what, where=where, todo=todo)
+    try:
+        low, high = cls.knob_range
+        sound = low < high
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        what = f"knob_range {cls.knob_range!r} is not (low, high)"
+        raise PaskError(what, where=where, todo=todo)
+    if cls.calibrated is True and cls.calibrate is Method.calibrate:
+        raise PaskError("calibrated, but without calibrate()", where=where, todo=todo)
 
 
 def _check_types(cls: type[Method], params: Mapping[str, Any]) -> None:
@@ -112,16 +122,24 @@ def method_class(name: str) -> type[Method]:
     raise PaskError(f"unknown method {name!r}", todo=known_names(name, known))
 
 
-def make_method(name: str, budget: float | None, params: Mapping[str, Any] | None = None) -> Method:
+def make_method(
+    name: str,
+    budget: float | None,
+    params: Mapping[str, Any] | None = None,
+    *,
+    nominal: float | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> Method:
     """An instance of the method `name`.
 
-    `budget` None takes the class's default. Unknown parameters and values that the method refuses
+    `budget` None takes the class's default; `nominal` is the searched value of its knob, `measured`
+    are the fields that its calibration gave. Unknown parameters and values that the method refuses
     raise PaskError.
     """
     cls = method_class(name)
-    fields = {field.name for field in dataclasses.fields(cls)} - {"budget"}
+    fields = _parameters(cls)
     params = dict(params or {})
-    for key in params:
+    for key in (*params, *(measured or {})):
         if key not in fields:
             raise PaskError(
                 f"unknown parameter {key!r}",
@@ -132,9 +150,19 @@ def make_method(name: str, budget: float | None, params: Mapping[str, Any] | Non
         params["budget"] = budget
     try:
         _check_types(cls, params)
+        params |= {"nominal": nominal, **(measured or {})}
         return cls(**params)
     except (TypeError, ValueError) as error:
         raise PaskError(str(error), where=f"method {name}", todo="mend the config") from error
+
+
+def _parameters(cls: type[Method]) -> dict[str, Any]:
+    """Defaults of the fields that a config may set."""
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(cls)
+        if field.name not in ("budget", "nominal")
+    }
 
 
 def describe() -> list[dict[str, Any]]:
@@ -149,11 +177,7 @@ def describe() -> list[dict[str, Any]]:
             "color": cls.color,
             "marker": cls.marker,
             "module": cls.__module__,
-            "parameters": {
-                field.name: field.default
-                for field in dataclasses.fields(cls)
-                if field.name != "budget"
-            },
+            "parameters": _parameters(cls),
         }
         for cls in registry().values()
     ]

@@ -78,9 +78,9 @@ def test_a_short_prompt_shrinks_the_window_and_says_so() -> None:
     assert state.wants.window_queries == 8  # 32 tokens kept, a quarter of them the window
 
 
-def test_a_budget_too_tight_is_clamped_and_says_so() -> None:
+def test_a_budget_too_tight_is_exceeded_and_said_so() -> None:
     state = SnapKV(budget=0.1, min_tokens=8).open(info(100, expected=60))
-    assert "clamped" in state.notes
+    assert "unreachable" in state.notes
     mass = torch.rand(1, 100)
     assert kept_by(state, info(100, expected=60), mass).shape == (1, 8)
 
