@@ -6,6 +6,7 @@
 #   ... --config run=FILE set="[a.b=1, c.d=2]"                 with several
 
 import os
+import re
 import shlex
 import sys
 
@@ -13,6 +14,7 @@ from pask.bfcl.answers import ANSWER_FORMS
 from pask.bfcl.prompts import STYLES
 from pask.config import load
 from pask.evaluation.keys import method_modules
+from pask.methods.registry import method_class
 from pask.provenance import source_digest
 
 # `python` in the rules is the one that runs snakemake, also where .venv is not activated.
@@ -29,6 +31,13 @@ ARGS = shlex.join(
 )
 ENTRIES = [entry.name for entry in cfg.entries]
 METHODS = sorted({entry.method for entry in cfg.entries})
+MODULE = {entry.name: method_class(entry.method).__module__ for entry in cfg.entries}
+CALIBRATED = [
+    entry.name for entry in cfg.entries if method_class(entry.method).calibrated
+]
+CALIBRATION = [f"{OUT}/calibration.json"] if CALIBRATED else []
+# Only methods with a knob have to be fitted; the others are measured, so that all are listed.
+SEARCHED = ENTRIES if cfg.budget.search else []
 SHARDS = cfg.engine.shards
 
 
@@ -43,6 +52,8 @@ wildcard_constraints:
     method="|".join(METHODS),
     style="|".join(STYLES),
     form="|".join(ANSWER_FORMS),
+    entry="|".join(map(re.escape, ENTRIES)),
+    part="cal|dev|test",
 
 
 rule all:
@@ -105,8 +116,74 @@ rule tags:
         "python -m pask tags {params.args} 2>&1 | tee {log}"
 
 
+# Full KV's answers to the run's sample of a part, one file.
+rule trajectories:
+    input:
+        f"{OUT}/model.json",
+    output:
+        f"{OUT}/trajectories/{{part}}.jsonl",
+    log:
+        f"{OUT}/logs/trajectories-{{part}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.evaluation.trajectories"),
+    shell:
+        "python -m pask trajectories {params.args} --part {wildcards.part} 2>&1 | tee {log}"
+
+
+# What the methods that are calibrated are calibrated with.
+rule calibrate:
+    input:
+        splits=f"{OUT}/splits.json",
+        model=f"{OUT}/model.json",
+    output:
+        f"{OUT}/calibration.json",
+    log:
+        f"{OUT}/logs/calibrate.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest(
+            "pask.calibration.run", *{MODULE[name] for name in CALIBRATED}
+        ),
+    shell:
+        "python -m pask calibrate {params.args} 2>&1 | tee {log}"
+
+
+# The value of an entry's knob that meets its budget in bytes, on development rows.
+rule budget:
+    input:
+        CALIBRATION,
+        splits=f"{OUT}/splits.json",
+        dev=f"{OUT}/trajectories/dev.jsonl",
+    output:
+        f"{OUT}/budgets/{{entry}}.json",
+    log:
+        f"{OUT}/logs/budget-{{entry}}.log",
+    threads: 1
+    resources:
+        mem_mb=2000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=lambda wildcards: source_digest(
+            "pask.evaluation.budget", MODULE[wildcards.entry]
+        ),
+    shell:
+        "python -m pask budget {params.args} --methods {wildcards.entry} 2>&1 | tee {log}"
+
+
 rule evaluate:
     input:
+        CALIBRATION,
+        expand(f"{OUT}/budgets/{{entry}}.json", entry=SEARCHED),
         splits=f"{OUT}/splits.json",
         model=f"{OUT}/model.json",
     output:
@@ -133,6 +210,12 @@ rule evaluate:
 # files with the rule above, so nothing is computed twice.
 rule method:
     input:
+        CALIBRATION,
+        lambda wildcards: [
+            f"{OUT}/budgets/{entry.name}.json"
+            for entry in cfg.entries
+            if entry.name in SEARCHED and entry.method == wildcards.method
+        ],
         splits=f"{OUT}/splits.json",
         model=f"{OUT}/model.json",
     output:

@@ -2,19 +2,22 @@
 
 Source: Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation",
 arXiv 2404.14469. At prefill end, per layer: attention probabilities of the last w prompt queries,
-summed over those queries, averaged over the query heads that share a kv head, max-pooled along the
+summed over those queries, averaged over the query heads that share a kv head, pooled along the
 positions (kernel k), then the top (C - w) earlier positions and the whole window stay. Nothing
 that is decoded later is evicted.
 
 Deviations and open choices:
 - one kept set per kv head, shared by its query group (the reference keeps one per query head and
   so stores `group_size` times the bytes); aggregate first, then pool; probabilities in fp32;
+- w = 32, k = 7 and max pooling are the settings of the paper's long-context runs; the reference's
+  own defaults differ (average pooling, k = 5). `pooling="avg"` divides by k at the ends too, where
+  the kernel reaches beyond the earlier positions: what lies there counts as 0;
 - kept indices are sorted; positions stay the original ones (keys are stored after RoPE);
 - C follows from a byte budget instead of being fixed: with P prompt tokens, T expected answer
   tokens, all kept, and s free slots in the last page on average (half of it less one),
-  C + T + s = B (P + T + s), hence C = round(B P - (1 - B) (T + s));
-- a prompt too short for the window shrinks it to max(1, C // 4) (note "window"); C below
-  `min_tokens` is raised to it, which exceeds the budget (note "unreachable"). Both are counted;
+  C + T + s = B (P + T + s), hence C = round(B P - (1 - B) (T + s)), B being the knob's setting;
+- a C too small for the window shrinks it to max(1, C // 4) (note "window"); a C below `min_tokens`
+  is raised to it, which exceeds the budget (note "unreachable"). Both are counted;
 - equal scores: the more recent token wins.
 """
 
@@ -35,16 +38,18 @@ from pask.methods.contract import (
     RequestState,
     Wants,
 )
+from pask.methods.selection import by_kv_head, top
 
 
 @dataclass(frozen=True)
 class SnapKV(Method):
-    """`window` w and `kernel` k (odd) as in the paper's long-context runs; `min_tokens` is the
+    """`window` w, `kernel` k (odd) and `pooling` ("max" or "avg") as above; `min_tokens` is the
     least number of prompt tokens kept however tight the budget."""
 
     budget: float = 0.33
     window: int = 32
     kernel: int = 7
+    pooling: str = "max"
     min_tokens: int = 8
 
     name: ClassVar[str] = "snapkv"
@@ -61,9 +66,12 @@ class SnapKV(Method):
             raise ValueError("snapkv: window and min_tokens must be at least 1")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"snapkv: kernel must be odd and positive, not {self.kernel}")
+        if self.pooling not in ("max", "avg"):
+            raise ValueError(f"snapkv: pooling must be max or avg, not {self.pooling!r}")
 
     def capacity(self, info: PromptInfo) -> int:
-        """Prompt tokens to keep so that B_persist meets the budget at the expected length."""
+        """Prompt tokens to keep so that B_persist meets the setting at the expected length; may be
+        negative, where the answer alone takes more."""
         free_slots = (info.page_slots - 1) / 2
         kept_anyway = info.expected_new_tokens + free_slots
         return round(self.setting * info.prompt_tokens - (1 - self.setting) * kept_anyway)
@@ -75,7 +83,7 @@ class SnapKV(Method):
 class _SnapKVRequest(RequestState):
     def __init__(self, method: SnapKV, info: PromptInfo) -> None:
         wanted = method.capacity(info)
-        self.info, self.kernel = info, method.kernel
+        self.method, self.info = method, info
         self.capacity = min(max(wanted, method.min_tokens), info.prompt_tokens)
         self.window = min(method.window, max(1, self.capacity // 4))
         keeps_all = self.capacity == info.prompt_tokens
@@ -88,16 +96,14 @@ class _SnapKVRequest(RequestState):
         self.wants = Wants() if keeps_all else Wants(window_queries=self.window)
 
     def place(self, layer: int, captures: Captures) -> Placement:
-        info = self.info
+        info, method = self.info, self.method
         if self.capacity == info.prompt_tokens:
             return Placement()
         assert captures.window_mass is not None  # it was asked for
-        mass = captures.window_mass.view(info.kv_heads, info.group_size, info.prompt_tokens)
-        earlier = mass.mean(dim=1)[:, : info.prompt_tokens - self.window]
-        pooled = F.max_pool1d(earlier, self.kernel, stride=1, padding=self.kernel // 2)
-        # A stable descending sort of the reversed row puts the more recent of two equals first.
-        order = torch.argsort(pooled.flip(-1), dim=-1, descending=True, stable=True)
-        best = earlier.shape[-1] - 1 - order[:, : self.capacity - self.window]
-        window = torch.arange(info.prompt_tokens - self.window, info.prompt_tokens)
-        kept = torch.cat([best, window.expand(info.kv_heads, -1)], dim=-1)
-        return Placement.high(kept.sort(dim=-1).values)
+        start = info.prompt_tokens - self.window
+        earlier = by_kv_head(captures.window_mass, info)[:, :start]
+        pool = F.max_pool1d if method.pooling == "max" else F.avg_pool1d
+        pooled = pool(earlier, method.kernel, stride=1, padding=method.kernel // 2)
+        best = top(pooled, self.capacity - self.window)
+        window = torch.arange(start, info.prompt_tokens, device=best.device)
+        return Placement.high(torch.cat([best, window.expand(info.kv_heads, -1)], dim=-1))

@@ -13,7 +13,7 @@ from typing import Literal, overload
 import torch
 
 from kernels.bodies import Body, body, operations
-from kernels.paged import HighPages, KeyShift, LowPages, Region
+from kernels.paged import ChannelPages, HighPages, KeyShift, LowPages, Region
 
 __all__ = [
     "Body",
@@ -24,6 +24,7 @@ __all__ = [
     "choose_slots",
     "column_mass",
     "paged_attention",
+    "put_channel",
     "window_mass",
 ]
 
@@ -51,6 +52,11 @@ def append_low(
 ) -> None:
     """Quantise keys and values into slots (`kernels.reference.append_low`)."""
     operations(k.device.type).append_low(pages, table, sequence, slot, k, v, shift)
+
+
+def put_channel(pages: ChannelPages, page: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Quantise groups of 32 tokens, keys by channel (`kernels.reference.put_channel`)."""
+    operations(k.device.type).put_channel(pages, page, k, v)
 
 
 def append_bounds(

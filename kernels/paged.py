@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import torch
 
 GROUP = 32
-"""Channels that share a scale and a zero in quantised pages; head_dim must be a multiple."""
+"""Numbers that share a scale and a zero in quantised pages; head_dim must be a multiple."""
 
 BITS = (2, 3, 4, 8)
 """The code widths that quantised pages may have."""
+
+CHANNEL_BITS = 2
+"""The code width of pages whose keys are quantised by channel."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,35 @@ class LowPages:
         return self.codes.shape[2]
 
 
-Pages = HighPages | LowPages
+@dataclass(frozen=True)
+class ChannelPages:
+    """Tokens in groups of 32, keys as 2-bit codes by channel of a group, values by token (KIVI).
+
+    A page is one group: the keys of a channel have a scale and a zero in common (KIVI,
+    arXiv:2402.02750, section 3), the values of a token in each 32 channels, as in `LowPages`.
+
+    codes: [pages, 2, 32, head_dim // 4] uint8, packed by token as in `LowPages`; ranges: [pages, 2,
+    head_dim, 2 (scale, zero)] fp16, of keys by channel, of values by token and then by group of
+    channels: entry token * (head_dim // 32) + group. Raises ValueError for other page sizes.
+    """
+
+    codes: torch.Tensor
+    ranges: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.codes.shape[2] != GROUP:
+            raise ValueError(f"pages quantised by channel hold {GROUP} tokens")
+
+    @property
+    def page_slots(self) -> int:
+        return GROUP
+
+    @property
+    def bits(self) -> int:
+        return CHANNEL_BITS
+
+
+Pages = HighPages | LowPages | ChannelPages
 
 
 @dataclass(frozen=True)

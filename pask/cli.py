@@ -92,6 +92,26 @@ def _model(args: argparse.Namespace) -> None:
     print(prepare(_config(args)))
 
 
+def _calibrate(args: argparse.Namespace) -> None:
+    from pask.calibration.run import calibrate
+
+    print(calibrate(_config(args)))
+
+
+def _budget(args: argparse.Namespace) -> None:
+    from pask.evaluation.budget import find_settings
+
+    print(f"{'entry':28}{'budget':>8}{'B_persist':>11}{'knob':>10}   on development rows")
+    for found in find_settings(_config(args), args.methods):
+        reached = "-" if found.reached is None else f"{found.reached:.4f}"
+        knob = "-" if found.nominal is None else f"{found.nominal:g}"
+        why = f" ({found.why})" if found.why else ""
+        print(
+            f"{found.entry:28}{found.budget:8.4g}{reached:>11}{knob:>10}   {found.status}{why}, "
+            f"{found.rows} rows, {found.unreachable} of them held above it"
+        )
+
+
 def _evaluate(args: argparse.Namespace) -> None:
     from pask.evaluation.run import evaluate
 
@@ -212,6 +232,13 @@ def _parser() -> argparse.ArgumentParser:
 
     command("model", _model, "Fetch and prepare the run's model.")
 
+    command("calibrate", _calibrate, "Measure what methods are calibrated with.")
+
+    budget = command(
+        "budget", _budget, "Find each method's knob for its budgets, by the bytes of dev rows."
+    )
+    budget.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
+
     evaluate = command("evaluate", _evaluate, "Generate the run's answers; resumes after a kill.")
     evaluate.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N shards")
     evaluate.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
@@ -239,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", default="pask", choices=("pask", "vllm"), help="who answers; default: pask"
     )
     trajectories.add_argument(
-        "--sample", type=_count, metavar="N", help="rows per category; default: all"
+        "--sample", type=_count, metavar="N", help="rows per category; default: the run's sample"
     )
 
     prompts = command(

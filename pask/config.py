@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,14 @@ class DataConfig:
     seed: int
     part: str
     sample: Mapping[str, int] | None
+    cal_sample: Mapping[str, int] | None
+    dev_sample: Mapping[str, int] | None
+
+    def sample_of(self, part: str) -> Mapping[str, int] | None:
+        """Rows per category that the run uses of a part; None for all of it."""
+        if part == self.part:
+            return self.sample
+        return {"cal": self.cal_sample, "dev": self.dev_sample}.get(part)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,14 @@ class EngineConfig:
     max_batch: int
     kv_capacity_tokens: int
     shards: int
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """How knobs are set; see `pask.evaluation.budget`."""
+
+    search: bool
+    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,12 @@ class Entry:
     method: str
     budget: float
     params: Mapping[str, Any]
+    variant: str = ""
+
+    @property
+    def family(self) -> str:
+        """The entry's name without its budget: what all budgets of one setting share."""
+        return f"{self.method}-{self.variant}" if self.variant else self.method
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class RunConfig:
     max_new_tokens: int
     engine: EngineConfig
     structure: StructureConfig
+    budget: BudgetConfig
     entries: tuple[Entry, ...]
     paper_model: str
 
@@ -229,6 +252,7 @@ def load(path: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
             max_new_tokens=raw["decode"]["max_new_tokens"],
             engine=EngineConfig(**raw["engine"]),
             structure=_structure(**raw["structure"]),
+            budget=BudgetConfig(**raw["budget"]),
             entries=tuple(_entries(raw["methods"])),
             paper_model=raw["paper_model"],
         )
@@ -252,11 +276,14 @@ def _entries(listed: Iterable[Mapping[str, Any]]) -> Iterable[Entry]:
     from pask.methods.registry import make_method  # torch is slow to import: only once needed
 
     for item in listed:
-        variant = f"-{item['variant']}" if "variant" in item else ""
-        for wanted in item.get("budgets", [None]):
-            method = make_method(item["name"], wanted, item["params"])
-            low, high = method.budgets
-            budget = "" if low == high else f"@{_two_decimals(method.budget)}"
-            yield Entry(
-                f"{method.name}{variant}{budget}", method.name, method.budget, item["params"]
-            )
+        method = make_method(item["name"], None, item["params"])
+        for wanted in item.get("budgets", [method.budget]):
+            if not method.has_knob and wanted != method.budget:
+                raise PaskError(
+                    f"method {method.name}: budget {wanted}, but its bytes are what they are",
+                    todo="leave budgets out for a method without a knob",
+                )
+            # A budget outside the method's range stays an entry: the tables say not reachable.
+            entry = Entry("", method.name, wanted, item["params"], item.get("variant", ""))
+            budget = f"@{_two_decimals(wanted)}" if method.has_knob else ""
+            yield replace(entry, name=f"{entry.family}{budget}")

@@ -8,7 +8,7 @@ import torch
 
 from kernels import reference
 from kernels.cpu.library import fits, operation, pages_arguments, ready, table_arguments
-from kernels.paged import KeyShift, Region
+from kernels.paged import ChannelPages, KeyShift, Region
 
 
 def paged_attention(
@@ -22,7 +22,10 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`kernels.reference.paged_attention`."""
     rows, kv_heads, group, head_dim = q.shape
-    if not all(fits(region.pages, head_dim) for region in regions):
+    if not all(_fits(region, head_dim) for region in regions) or (
+        # Its tiles would be of several pages.
+        chosen is not None and isinstance(regions[0].pages, ChannelPages)
+    ):
         return reference.paged_attention(
             q, sequence, regions, shift, chosen=chosen, probabilities=probabilities
         )
@@ -51,6 +54,11 @@ def paged_attention(
         values += _region_arguments(region, rows, kv_heads, held)
     operation("pask_attention")(values)
     return out if weights is None else (out, weights)
+
+
+def _fits(region: Region, head_dim: int) -> bool:
+    wraps = region.ring is not None and isinstance(region.pages, ChannelPages)
+    return fits(region.pages, head_dim) and not wraps
 
 
 def _region_arguments(

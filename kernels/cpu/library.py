@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from kernels.paged import HighPages, Pages
+from kernels.paged import ChannelPages, HighPages, Pages
 
 # As in src/common.hpp.
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _LOW_KINDS = {2: 3, 3: 4, 4: 5, 8: 6}
+_CHANNEL_KIND = 7
 _ERRORS = {1: "a row sees no slot", 2: "a table, slot or sequence index is out of range"}
 
 _arrays: dict[int, type[ctypes.Array[ctypes.c_int64]]] = {}
@@ -61,8 +62,9 @@ def pages_arguments(pages: Pages) -> tuple[int, ...]:
         data = pages.data
         return _KINDS[data.dtype], data.data_ptr(), 0, data.shape[0], data.shape[2]
     codes = pages.codes
+    kind = _CHANNEL_KIND if isinstance(pages, ChannelPages) else _LOW_KINDS[pages.bits]
     return (
-        *(_LOW_KINDS[pages.bits], codes.data_ptr(), pages.ranges.data_ptr()),
+        *(kind, codes.data_ptr(), pages.ranges.data_ptr()),
         *(codes.shape[0], codes.shape[2]),
     )
 

@@ -5,7 +5,7 @@ keys come after RoPE, and query head h reads kv head h // group, so queries are 
 [kv_heads, group, ...] and no key is repeated. `kernels.paged` says what pages and regions are.
 """
 
-from kernels.reference.append import append_high, append_low
+from kernels.reference.append import append_high, append_low, put_channel
 from kernels.reference.attention import paged_attention
 from kernels.reference.codes import dequantise, pack, quantise, unpack
 from kernels.reference.scores import column_mass, window_mass
@@ -20,6 +20,7 @@ __all__ = [
     "dequantise",
     "pack",
     "paged_attention",
+    "put_channel",
     "quantise",
     "unpack",
     "window_mass",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.paged import HighPages, KeyShift, LowPages
+from kernels.paged import CHANNEL_BITS, GROUP, ChannelPages, HighPages, KeyShift, LowPages
 from kernels.reference.codes import pack, quantise
 
 
@@ -50,6 +50,25 @@ def append_low(
         codes, ranges = quantise(x, pages.bits)
         pages.codes[page, half, place] = pack(codes, pages.bits)
         pages.ranges[page, half, place] = ranges
+
+
+def put_channel(pages: ChannelPages, page: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Quantise whole groups of 32 tokens into pages, keys by channel, in place.
+
+    Group n's tokens go into page[n], in their order. Arithmetic as for `append_low`, with the 32
+    tokens of a channel in the place of 32 channels for keys. page: [groups] integers, no page
+    twice; k, v: [groups, 32, head_dim]. ValueError for other groups or a head_dim that is no
+    multiple of 32.
+    """
+    if k.shape != v.shape or k.shape[1] != GROUP:
+        raise ValueError(f"keys {tuple(k.shape)} and values are not in groups of {GROUP} tokens")
+    at = page.long()
+    codes, ranges = quantise(k.transpose(1, 2), CHANNEL_BITS)
+    pages.codes[at, 0] = pack(codes.transpose(1, 2).contiguous(), CHANNEL_BITS)
+    pages.ranges[at, 0] = ranges.flatten(1, 2)
+    codes, ranges = quantise(v, CHANNEL_BITS)
+    pages.codes[at, 1] = pack(codes, CHANNEL_BITS)
+    pages.ranges[at, 1] = ranges.flatten(1, 2)
 
 
 def destinations(

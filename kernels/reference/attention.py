@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.paged import HighPages, KeyShift, Pages, Region
+from kernels.paged import GROUP, ChannelPages, HighPages, KeyShift, LowPages, Pages, Region
 from kernels.reference.codes import dequantise, unpack
 
 
@@ -22,9 +22,9 @@ def paged_attention(
     """out[r, h, g] = sum_j p_j v_j with p = softmax_j(q[r, h, g] . k_j / sqrt(head_dim)), over
     all slots j that row r sees in kv head h of all regions.
 
-    Keys of quantised regions are codes of (k - center) / spread where a `shift` is given; it is
-    folded into the query: q . (s k' + m) = (q s) . k' + q . m. A row's result depends on nothing
-    but its own query and slots, to the bit, so batches and runs may be cut anywhere.
+    Keys of `LowPages` are codes of (k - center) / spread where a `shift` is given; it is folded
+    into the query: q . (s k' + m) = (q s) . k' + q . m. A row's result depends on nothing but its
+    own query and slots, to the bit, so batches and runs may be cut anywhere.
 
     q: [rows, kv_heads, group, head_dim] fp32; sequence: [rows] int32, an index into the tables and
     the shift. chosen: [rows, kv_heads, n] int32, the slots of the first region that are read, in
@@ -67,7 +67,7 @@ def _attend(
             continue
         keys, region_values = _read(region, sequence, slots)
         query, constant = q, torch.zeros_like(q[..., :1])
-        if shift is not None and not isinstance(region.pages, HighPages):
+        if shift is not None and isinstance(region.pages, LowPages):
             query = q * shift.spread[sequence, :, None].float()
             constant = (q * shift.center[sequence, :, None].float()).sum(-1, keepdim=True)
         region_scores = torch.bmm(query, keys.transpose(1, 2)) + constant
@@ -123,10 +123,24 @@ def read_pages(
     """The two halves of the slots `place` of `page` (one shape), in fp32: [..., head_dim] each."""
     if isinstance(pages, HighPages):
         return pages.data[page, 0, place].float(), pages.data[page, 1, place].float()
+    if isinstance(pages, ChannelPages):
+        return _read_groups(pages, page, place)
     keys, values = (
         dequantise(
             unpack(pages.codes[page, half, place], pages.bits), pages.ranges[page, half, place]
         )
         for half in (0, 1)
     )
+    return keys, values
+
+
+def _read_groups(
+    pages: ChannelPages, page: torch.Tensor, place: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    codes = unpack(pages.codes[page, 0, place], pages.bits)
+    scale, zero = pages.ranges[page, 0].float().unbind(-1)
+    keys = codes.float() * scale + zero
+    count, _, head_dim, _ = pages.ranges.shape
+    by_token = pages.ranges[:, 1].view(count, GROUP, head_dim // GROUP, 2)
+    values = dequantise(unpack(pages.codes[page, 1, place], pages.bits), by_token[page, place])
     return keys, values

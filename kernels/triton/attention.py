@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.paged import GROUP, KeyShift, LowPages, Region
+from kernels.paged import GROUP, ChannelPages, HighPages, KeyShift, Region
 from kernels.triton.jit import jit_varying
 from kernels.triton.splits import attend_split, store_probabilities
 from kernels.triton.tiles import AS_STORED
@@ -118,9 +118,10 @@ class _Part:
     @property
     def arithmetic(self) -> torch.dtype:
         """What the operands of dot products are: codes are exact in fp16."""
-        if isinstance(self.region.pages, LowPages):
+        pages = self.region.pages
+        if not isinstance(pages, HighPages):
             return torch.float16
-        dtype = self.region.pages.data.dtype
+        dtype = pages.data.dtype
         if dtype not in _OPERANDS:
             raise ValueError(f"pages of {dtype} are not supported")
         # The interpreter's dot product takes bf16 for integers.
@@ -140,15 +141,18 @@ class _Part:
         region, pages, chosen = self.region, self.region.pages, self.chosen
         center = spread = ranges = None
         ranges_page = ranges_half = ranges_slot = 0
-        if isinstance(pages, LowPages):
+        by_channel = isinstance(pages, ChannelPages)
+        if isinstance(pages, HighPages):
+            data, bits = pages.data, AS_STORED.value
+        else:
             if self.head_dim % GROUP:
                 raise ValueError(f"head_dim {self.head_dim} is no multiple of {GROUP}")
             data, ranges, bits = pages.codes, pages.ranges, pages.bits
-            ranges_page, ranges_half, ranges_slot = ranges.stride()[:3]
-            if self.shift is not None:
+            ranges_page, ranges_half = ranges.stride()[:2]
+            # By channel, the third dimension is a value's token and its group together.
+            ranges_slot = ranges.stride(2) * (self.head_dim // GROUP if by_channel else 1)
+            if self.shift is not None and not by_channel:
                 center, spread = self.shift.center.contiguous(), self.shift.spread.contiguous()
-        else:
-            data, bits = pages.data, AS_STORED.value
         operand = _OPERANDS[self.arithmetic]
         data_page, data_half, data_slot = data.stride()[:3]
         exact = operand == tl.float32
@@ -183,6 +187,7 @@ class _Part:
             "HEAD_DIM": self.head_dim,
             "PADDED_DIM": triton.next_power_of_2(self.head_dim),
             "BITS": bits,
+            "BY_CHANNEL": by_channel,
             "OPERAND": operand,
             "num_warps": WARPS,
         }

@@ -38,6 +38,7 @@ def query_scores(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     OPERAND: tl.constexpr,
 ) -> tl.tensor:
     """scale * q . k of a kv head's query group and a split's slots: [MEMBERS, slots] fp32.
@@ -46,6 +47,7 @@ def query_scores(
     at and ranges_at to the slots' keys. With codes c of a group of channels,
     q . (c * scale + zero) = scale * (q . c) + zero * sum(q), so that codes are multiplied as they
     are; a key shift goes into the query: q . (spread * k + center) = (q * spread) . k + q . center.
+    BY_CHANNEL: the scales and zeros are each channel's; ranges_at points to those of its page.
     """
     member = tl.arange(0, MEMBERS)
     present = (member < group)[:, None]
@@ -71,9 +73,23 @@ def query_scores(
             part = part * width[None, :]
         part = part / top[:, None]
         keys = load_chunk(data, at, chunk, seen, HEAD_DIM, BITS, OPERAND)
-        dots = tl.dot(split_parts(part, PARTS, OPERAND), tl.trans(keys), input_precision="ieee")
+        queries = split_parts(part, PARTS, OPERAND)
+        if BY_CHANNEL:
+            range_at = ranges + ranges_at[:, None] + 2 * channel[None, :]
+            step = tl.load(range_at, mask=seen[:, None], other=0.0)
+            zero = tl.load(range_at + 1, mask=seen[:, None], other=0.0)
+            # fp16 holds a scale but not three times one, so a code's two bits go apart.
+            upper = keys >= 2
+            odd = tl.where(upper, keys - 2, keys) == 1
+            ones = tl.where(odd, step, 0.0).to(OPERAND)
+            twos = tl.where(upper, step, 0.0).to(OPERAND)
+            dots = tl.dot(queries, tl.trans(twos), input_precision="ieee") * 2
+            dots = tl.dot(queries, tl.trans(ones), acc=dots, input_precision="ieee")
+            dots = tl.dot(queries, tl.trans(zero), acc=dots, input_precision="ieee")
+        else:
+            dots = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         dots = join_parts(dots, PARTS)
-        if BITS != AS_STORED:
+        if BITS != AS_STORED and not BY_CHANNEL:
             step = tl.load(ranges + ranges_at + 2 * chunk, mask=seen, other=0.0).to(tl.float32)
             zero = tl.load(ranges + ranges_at + 2 * chunk + 1, mask=seen, other=0.0)
             shares = tl.sum(part, axis=1)[:, None] * zero.to(tl.float32)[None, :]
@@ -119,6 +135,7 @@ def attend_split(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     OPERAND: tl.constexpr,
 ) -> None:
     """One split of one region for one row and kv head: its part of the softmax, unmerged."""
@@ -146,7 +163,7 @@ def attend_split(
             data,
             at,
             ranges,
-            ranges_at,
+            page * ranges_page if BY_CHANNEL else ranges_at,
             seen,
             group,
             scale,
@@ -155,6 +172,7 @@ def attend_split(
             HEAD_DIM,
             PADDED_DIM,
             BITS,
+            BY_CHANNEL,
             OPERAND,
         )
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -225,6 +243,7 @@ def store_probabilities(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     OPERAND: tl.constexpr,
 ) -> None:
     """Scores once more, now with the log-sum-exp over all regions known: exp2(score - lse).
@@ -253,7 +272,7 @@ def store_probabilities(
             data,
             at,
             ranges,
-            ranges_at,
+            page * ranges_page if BY_CHANNEL else ranges_at,
             seen,
             group,
             scale,
@@ -262,6 +281,7 @@ def store_probabilities(
             HEAD_DIM,
             PADDED_DIM,
             BITS,
+            BY_CHANNEL,
             OPERAND,
         )
         known = tl.load(lse + of_row * group + member, mask=present, other=0.0)

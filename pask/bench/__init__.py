@@ -15,6 +15,7 @@ BENCHES = {  # what `--items` counts, and how many by default
     "evaluate": ("rows", 50),
     "kernels": ("repetitions", 50),
     "lockstep": ("tokens", 20_000),
+    "methods": ("rows", 16),
     "replay": ("interventions", 100),
     "tags": ("rows", 8),
 }

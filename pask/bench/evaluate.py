@@ -30,8 +30,8 @@ from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
 from pask.engine.kv_store import KV_DTYPES
 from pask.engine.loading import LoadedModel, tokenizer_info
-from pask.evaluation.keys import method_of
 from pask.evaluation.model import load
+from pask.evaluation.settings import settings_of
 
 PLAIN_EVERY = 5  # rows for one that the plain loop answers; no divisor of the 8 categories
 
@@ -73,7 +73,7 @@ class _Work:
             config.model.answer_form,
         )
         self.requests: list[Request] = [builder.build(row) for row in rows]
-        self.methods = tuple((entry.name, method_of(entry)) for entry in config.entries)
+        self.methods = tuple(settings_of(config, self.model.digest).methods.items())
         self.expected = [config.model.expected_new_tokens[subset_of(row.category)] for row in rows]
 
     def tasks(self, chosen: Sequence[int]) -> list[Task]:

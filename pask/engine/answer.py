@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xgrammar as xgr
 
-from pask.engine.ask import evicted, levels_of
+from pask.engine.ask import evicted, levels_of, tell
 from pask.engine.constraint import LegalTokens
 from pask.engine.generation import ByteCounts, Generation, Limits
 from pask.engine.kv_plan import Run
@@ -95,6 +95,8 @@ class Answer:
         if self._tracker is not None:
             tag = self._tag(self._tracker, text)
             self._tags.append(tag)
+        if self._state.evicts:
+            tell(self._state, Decoded(len(self.tokens) - 1, token, text, tag), self.who)
         if self._state.acts_on_tokens:
             decoded = Decoded(len(self.tokens) - 1, token, text, tag)
             self._levels.append(levels_of(self._state, decoded, self._info.layers, self.who))

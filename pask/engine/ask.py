@@ -20,7 +20,7 @@ from pask.methods.contract import (
     SlotChoice,
     Wants,
 )
-from pask.methods.levels import Level
+from pask.methods.levels import CHANNEL_GROUP, Level
 
 
 @contextmanager
@@ -53,15 +53,22 @@ def opened(method: Method, info: PromptInfo, who: str) -> RequestState:
         ways = [state.acts_on_tokens or bool(state.levels), state.evicts, state.choice is not None]
         if sum(ways) > 1:
             raise ValueError("a state acts on tokens, evicts or has a choice, not two of these")
+        if type(state.channel_keys) is not bool:
+            raise TypeError(f"channel_keys is {state.channel_keys!r}, not True or False")
+        if state.channel_keys and state.shifted_keys:
+            raise ValueError("a state with channel_keys stores them plain: shifted_keys is False")
         if state.wants.step_mass and not state.evicts:
             raise ValueError("step_mass is for states that evict")
     return state
 
 
 def _check_numbers(state: RequestState, info: PromptInfo) -> None:
-    for what, number in (("recent", state.recent), ("window_queries", state.wants.window_queries)):
-        if type(number) is not int or number < 0:
-            raise TypeError(f"{what} is {number!r}, not an int of at least 0")
+    for what, number, least in (
+        ("recent", state.recent, -1),
+        ("window_queries", state.wants.window_queries, 0),
+    ):
+        if type(number) is not int or number < least:
+            raise TypeError(f"{what} is {number!r}, not an int of at least {least}")
     choice = state.choice
     if choice is None:
         return
@@ -85,6 +92,11 @@ def placement(
         if not isinstance(answer, Placement):
             raise TypeError(f"place must answer Placement, not {type(answer).__name__}")
         answer.check(info, state.levels)
+        groups = answer.tokens.get(Level.LOW2) if answer.tokens and state.channel_keys else None
+        if groups is not None and groups.shape[1] % CHANNEL_GROUP:
+            raise ValueError(
+                f"{groups.shape[1]} LOW2 tokens, with channel_keys a multiple of {CHANNEL_GROUP}"
+            )
         return answer
 
 
@@ -95,10 +107,18 @@ def levels_of(state: RequestState, decoded: Decoded, layers: int, who: str) -> t
         if len(levels) != layers:
             raise ValueError(f"level_of must answer {layers} levels, one a layer")
         allowed = state.levels | {Level.HIGH, Level.RELEASE}
+        if state.channel_keys:
+            allowed -= {Level.LOW2}
         strange = [level for level in levels if level not in allowed]
         if strange:
-            raise ValueError(f"{strange[0]!r} is not among the state's levels")
+            raise ValueError(f"{strange[0]!r} is not among the levels of decoded tokens")
         return levels
+
+
+def tell(state: RequestState, decoded: Decoded, who: str) -> None:
+    """Tell a state of a decoded token; HarnessFault as above."""
+    with _one_line(f"{who}, token {decoded.index}"):
+        state.accepted(decoded)
 
 
 def evicted(

@@ -16,9 +16,9 @@ from pask.engine.answer import Answer, settle
 from pask.engine.batch import LONGEST_RUN, Batch
 from pask.engine.generation import MAX_ENTRIES, Generation, Limits, Task
 from pask.engine.kernel_body import kernel_body
-from pask.engine.kv_seat import KVShape
+from pask.engine.kv_seat import CHANNEL2, KVShape, Pool, pool_slots
 from pask.engine.kv_store import KVStore
-from pask.engine.loading import LoadedModel
+from pask.engine.loading import LoadedModel, ModelFiles
 from pask.engine.prefill import Prepared, prefill, prepare, room
 from pask.errors import PaskError
 from pask.methods.levels import LOW_LEVELS, Level
@@ -82,7 +82,7 @@ def generate(
 
 
 def new_store(
-    model: LoadedModel,
+    model: ModelFiles,
     *,
     seats: int,
     capacity_tokens: int = CAPACITY_TOKENS,
@@ -92,11 +92,13 @@ def new_store(
     """A store for `seats` answers of a model; low levels only where its head_dim allows them."""
     kernel_body()  # refuses here, in one line, rather than in the first operation
     layout = model.layout
-    levels = [Level.HIGH] if layout.head_dim % 32 else [Level.HIGH, *LOW_LEVELS]
+    pools: list[Pool] = [Level.HIGH]
+    if not layout.head_dim % 32:
+        pools += [*LOW_LEVELS, CHANNEL2]
     return KVStore.sized(
         KVShape(layout.layers, layout.kv_heads, layout.head_dim),
         capacity_tokens,
-        dict.fromkeys(levels, 1.0),
+        dict.fromkeys(pools, 1.0),
         seats=seats,
         max_tokens=min(layout.max_positions, -(-capacity_tokens // page_slots) * page_slots),
         page_slots=page_slots,
@@ -117,11 +119,12 @@ class _Admission:
     def has_room(self, prepared: Prepared, *, idle: bool) -> bool:
         """Whether the free pages hold a task whatever its methods keep; PaskError where they never
         will, which an `idle` store shows."""
-        most: dict[Level, int] = {}
+        most: dict[Pool, int] = {}
         for state in prepared.states:
             tokens = prepared.info.prompt_tokens + self._limits.max_new_tokens
-            for level, slots in room(state, tokens, self._store.page_slots).items():
-                most[level] = most.get(level, 0) + self._store.round_up(slots)
+            for name, slots in room(state, tokens, self._store.page_slots).items():
+                page = pool_slots(name, self._store.page_slots)
+                most[name] = most.get(name, 0) + -(-slots // page) * page
         if self._store.room_for(most):
             return True
         if idle:
@@ -146,13 +149,15 @@ class _Admission:
                 normalise=state.shifted_keys,
                 acts=state.acts_on_tokens,
                 choice=state.choice,
+                channel_keys=state.channel_keys,
             )
             most = info.prompt_tokens + limits.max_new_tokens
             store.reserve(seat, room(state, most, store.page_slots))
             seats.append(seat)
         logits = prefill(self._model, prepared, seats, store)
         for state, seat in zip(prepared.states, seats, strict=True):
-            store.reserve(seat, room(state, limits.max_new_tokens, store.page_slots))
+            more = room(state, limits.max_new_tokens, store.page_slots, prompt=False)
+            store.reserve(seat, more)
         answers = [
             Answer(
                 prepared,

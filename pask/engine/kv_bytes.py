@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pask.engine.kv_seat import Seat, low_kind
+from pask.engine.kv_seat import Seat
 
 if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
@@ -55,7 +55,6 @@ def _prompt_slots(store: Holdings, seat: Seat, kind: str) -> int:
         assert seat.choice is not None
         kept = store.prompt_high[seat.id] // store.shape.kv_heads
         return int((-(-kept // seat.choice.chunk)).sum()) * store.shape.kv_heads
-    for level in seat.levels:
-        if kind == low_kind(level):
-            return int(store.prompt_low[level][seat.id].sum()) * store.shape.kv_heads
-    return 0
+    if kind == "recent":
+        return 0
+    return int(store.prompt_low[kind][seat.id].sum()) * store.shape.kv_heads

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.paged import LowPages
-from kernels.reference import dequantise, unpack
+from kernels.paged import HighPages
+from kernels.reference.attention import read_pages
 from pask.engine.kv_bytes import count_bytes
-from pask.engine.kv_seat import KIND_LEVEL, Seat
+from pask.engine.kv_seat import CHANNEL2, KIND_POOL, Seat
 from pask.methods.levels import Level
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def dense(store: Holdings, seat: Seat, layer: int) -> dict[str, Tokens]:
         if kind == "summary":
             tokens = np.broadcast_to(slots, tokens.shape).copy()
         at = torch.from_numpy(ids).to(store.device), torch.from_numpy(place).to(store.device)
-        keys, values = (_read(store, kind, half, *at) for half in (0, 1))
-        if KIND_LEVEL[kind] is not Level.HIGH and seat.has_statistics:
+        keys, values = _read(store, kind, *at)
+        if KIND_POOL[kind] not in (Level.HIGH, CHANNEL2) and seat.has_statistics:
             shift = store.statistics.shift(layer)
             keys = keys * shift.spread[seat.id].float()[:, None]
             keys = keys + shift.center[seat.id].float()[:, None]
@@ -49,27 +49,27 @@ def dense(store: Holdings, seat: Seat, layer: int) -> dict[str, Tokens]:
 
 def check(store: Holdings) -> None:
     """Raise AssertionError where an invariant is broken (between two steps)."""
-    holders = {level: np.zeros(pool.count, int) for level, pool in store.seat_pages.pools.items()}
+    holders = {name: np.zeros(pool.count, int) for name, pool in store.seat_pages.pools.items()}
     for seat in filter(None, store.seats):
         _check_counts(store, seat)
         for kind, pages in store.held(seat).items():
             ids, _ = store.seat_pages.ids(kind, seat.id, np.zeros_like(pages), pages)
             assert len(np.unique(ids)) == len(ids), "a seat names a page twice"
-            np.add.at(holders[KIND_LEVEL[kind]], ids, 1)
+            np.add.at(holders[KIND_POOL[kind]], ids, 1)
             if not seat.shares:
                 assert (store.pool(kind).references[ids] == 1).all()
         for layer in range(seat.layers_placed):
             _check_layer(store, seat, layer)
         stages = count_bytes(store, seat)
         assert all(count > 0 for kinds in stages.values() for count in kinds.values())
-    for level, pool in store.seat_pages.pools.items():
+    for name, pool in store.seat_pages.pools.items():
         pool.check()
-        assert (pool.references == holders[level]).all(), "references are not the tables' entries"
-        promised = store.seat_pages.promised[level]
+        assert (pool.references == holders[name]).all(), "references are not the tables' entries"
+        promised = store.seat_pages.promised[name]
         assert (promised >= 0).all()
         assert int(promised.sum()) == pool.free - pool.unpromised
-        assert store.pool_bytes()[level] == (
-            int((holders[level] > 0).sum()) * pool.page_bytes,
+        assert store.pool_bytes()[name] == (
+            int((holders[name] > 0).sum()) * pool.page_bytes,
             sum(part.numel() * part.element_size() for part in pool.tensors),
         )
 
@@ -106,8 +106,9 @@ def _check_layer(store: Holdings, seat: Seat, layer: int) -> None:
             assert of_prompt == 0
             assert tokens.shape[1] <= min(seat.recent + 1, seat.ring_slots)
         else:
-            low = store.prompt_low[KIND_LEVEL[kind]][seat.id, layer]
+            low = store.prompt_low[kind][seat.id, layer]
             assert of_prompt == low * store.shape.kv_heads
+            assert kind != CHANNEL2 or of_prompt == tokens.numel()
     if seen:
         together = torch.cat(seen, dim=1).sort(dim=1).values
         assert bool((together[:, 1:] > together[:, :-1]).all()), "a token lies in two regions"
@@ -126,10 +127,9 @@ def _live(store: Holdings, seat: Seat, kind: str, layer: int) -> np.ndarray:
 
 
 def _read(
-    store: Holdings, kind: str, half: int, page: torch.Tensor, place: torch.Tensor
-) -> torch.Tensor:
+    store: Holdings, kind: str, page: torch.Tensor, place: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     pages = store.pool(kind).pages
-    if not isinstance(pages, LowPages):
-        return pages.data[page, half, place]
-    codes = unpack(pages.codes[page, half, place], pages.bits)
-    return dequantise(codes, pages.ranges[page, half, place])
+    if isinstance(pages, HighPages):  # as stored, not in fp32
+        return pages.data[page, 0, place], pages.data[page, 1, place]
+    return read_pages(pages, page, place.expand_as(page))

@@ -22,34 +22,39 @@ def remove(store: Holdings, seat: Seat, tokens: np.ndarray) -> None:
     shape, pool = store.shape, store.pool("high")
     if tokens.ndim != 3 or tokens.shape[:2] != (shape.layers, shape.kv_heads):
         raise ValueError(f"tokens to evict must be [{shape.layers}, {shape.kv_heads}, n]")
-    tokens = np.sort(tokens, axis=2)[:, :, ::-1]  # the -1 behind
-    named = tokens >= 0
+    # The pool's numbers are 32 bit too: those of one kind are compared many times faster.
+    tokens = np.minimum(tokens, store.max_tokens).astype(np.int32)
+    tokens = np.sort(tokens, axis=2)[:, :, ::-1]
+    named = tokens >= 0  # -1 stands behind
     lost = named.sum(axis=2)
     if (lost != lost[:, :1]).any():
         raise ValueError("the kv heads of a layer must lose as many tokens each")
     if ((tokens[:, :, 1:] == tokens[:, :, :-1]) & named[:, :, 1:]).any():
         raise ValueError("a token is to be evicted twice")
     lost = lost[:, 0]
-    if not lost.any():
+    most = int(lost.max(initial=0))
+    if not most:
         return
-    tokens, named = tokens[:, :, : lost.max()], named[:, :, : lost.max()]
-    old = store.counts["high"][seat.id]
+    tokens, named = tokens[:, :, :most], named[:, :, :most]
+    old = store.counts["high"][seat.id].copy()
     new = old - lost
     holes = _slots(store, seat, tokens, named, old)
 
     # Pairs of (survivor among the last slots, hole before them), as many in a head as there are.
-    behind = np.where(named, new[:, None, None] + np.arange(tokens.shape[2]), -1)
+    behind = np.where(named, new[:, None, None] + np.arange(most), -1)
     survives = named & ~(behind[:, :, :, None] == holes[:, :, None, :]).any(axis=3)
     before = named & (holes < new[:, None, None])
-    source, target = _compact(behind, survives), _compact(holes, before)
     layer, head, pair = np.nonzero(np.sort(survives, axis=2)[:, :, ::-1])
-    source, target = source[layer, head, pair], target[layer, head, pair]
-    _move(store, seat, layer, head, source, target)
+    if len(layer):
+        source = _compact(behind, survives)[layer, head, pair]
+        target = _compact(holes, before)[layer, head, pair]
+        _move(store, seat, layer, head, source, target)
 
     pages = -(-old // pool.page_slots), -(-new // pool.page_slots)
     store.prompt_high[seat.id] -= (named & (tokens < seat.prompt_tokens)).sum(axis=(1, 2))
     store.counts["high"][seat.id] = new
-    store.seat_pages.cut("high", seat.id, *pages)
+    if (pages[1] < pages[0]).any():
+        store.seat_pages.cut("high", seat.id, pages[0], pages[1])
     seat.evicted = True
     seat.cut_from = seat.decoded
     seat.owns_tails = not seat.shares
@@ -62,22 +67,24 @@ def _slots(
     pool = store.pool("high")
     pages = int(store.pages_for(int(used.max(initial=0))))
     ids = store.seat_pages.tables["high"].host[:, seat.id, :, :pages]
-    held = pool.tokens[ids].reshape(*ids.shape[:2], -1)
-    live = np.arange(held.shape[2]) < used[:, None, None]
-    held = np.where(live, held, -1)
-    found = held[:, :, None] == np.where(named, tokens, -2)[:, :, :, None]
-    slots = np.where(found.any(axis=3), found.argmax(axis=3), -1)
-    missing = named & (slots < 0)
+    held = pool.tokens.take(ids.ravel(), axis=0).reshape(*ids.shape[:2], 1, -1)
+    found = held == tokens[:, :, :, None]
+    # The first that is found: what a free slot still names lies behind the slots in use.
+    slots = found.argmax(axis=3)
+    there = found.reshape(slots.size, -1)[np.arange(slots.size), slots.ravel()]
+    missing = named & ~(there.reshape(slots.shape) & (slots < used[:, None, None]))
     if missing.any():
         layer, head, n = np.argwhere(missing)[0]
         raise ValueError(
             f"token {tokens[layer, head, n]} is not at HIGH in layer {layer}, kv head {head}"
         )
-    return slots
+    return np.where(named, slots, -1)
 
 
 def _compact(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The wanted values first, ascending, along the last axis."""
+    if values.shape[2] == 1:
+        return values
     far = np.iinfo(np.int64).max
     return np.sort(np.where(wanted, values, far), axis=2)
 
@@ -91,16 +98,13 @@ def _move(
     target: np.ndarray,
 ) -> None:
     pool, host = store.pool("high"), store.seat_pages.tables["high"].host
-    if not len(layer):
-        return
+    slots, data = pool.page_slots, pool.high.data
     if seat.shares:
-        page = target // pool.page_slots
-        store.seat_pages.own_entries("high", seat.id, layer, head, page)
-    from_page, from_place = host[layer, seat.id, head, source // pool.page_slots], source
-    to_page, to_place = host[layer, seat.id, head, target // pool.page_slots], target
-    from_place, to_place = from_place % pool.page_slots, to_place % pool.page_slots
-    pool.tokens[to_page, to_place] = pool.tokens[from_page, from_place]
-    data = pool.high.data
-    ids = (from_page, from_place, to_page, to_place)
-    a, b, c, d = (torch.from_numpy(part.astype(np.int64)).to(data.device) for part in ids)
-    data[c, :, d] = data[a, :, b]
+        store.seat_pages.own_entries("high", seat.id, layer, head, target // slots)
+    ends = np.stack((source, target))
+    page, place = host[layer, seat.id, head, ends // slots].astype(np.int64), ends % slots
+    pool.tokens[page[1], place[1]] = pool.tokens[page[0], place[0]]
+    keys = page * (2 * slots) + place  # as rows of head_dim numbers; a value lies a page's slots on
+    at = torch.from_numpy(np.concatenate((keys, keys + slots), axis=1)).to(data.device)
+    numbers = data.view(-1, data.shape[3])
+    numbers.index_copy_(0, at[1], numbers.index_select(0, at[0]))

@@ -8,7 +8,16 @@ import numpy as np
 import torch
 
 from pask.engine.kv_bytes import Stages, count_bytes
-from pask.engine.kv_seat import KIND_LEVEL, LOW_KINDS, KVShape, Seat, low_kind
+from pask.engine.kv_seat import (
+    CHANNEL2,
+    FILLED_KINDS,
+    KIND_POOL,
+    KVShape,
+    Pool,
+    Seat,
+    low_kind,
+    pool_slots,
+)
 from pask.engine.kv_statistics import KeyStatistics
 from pask.engine.kv_tables import SeatPages
 from pask.engine.kv_trails import Trails
@@ -20,7 +29,7 @@ class Holdings:
     """Pools, page tables and token counts by seat; `KVStore` adds what changes them.
 
     `counts[kind]` [seats, layers]: slots in use of the regions that are filled from slot 0 on, the
-    same in all kv heads of a layer. `prompt_low[level]`: those of them that hold prompt tokens;
+    same in all kv heads of a layer. `prompt_low[kind]`: those of them that hold prompt tokens;
     `prompt_high`: the same at HIGH, of all kv heads together, which may lose different ones.
     `rings` [seats]: slots of the rings, `ring_written` [seats, layers]: how many were ever written,
     before wrapping. `allowed` [seats, level]: where decoded tokens may end. `seats`: who has which.
@@ -29,7 +38,7 @@ class Holdings:
     def __init__(
         self,
         shape: KVShape,
-        pages: Mapping[Level, int],
+        pages: Mapping[Pool, int],
         *,
         seats: int,
         max_tokens: int,
@@ -45,33 +54,33 @@ class Holdings:
         self.dtype = dtype
         self.device = torch.device(device)
         pools = {
-            level: PagePool(
-                level,
+            name: PagePool(
+                name if isinstance(name, Level) else Level.LOW2,
                 count,
-                page_slots=page_slots,
+                page_slots=pool_slots(name, page_slots),
                 head_dim=shape.head_dim,
                 dtype=dtype,
                 device=device,
+                channel_keys=name == CHANNEL2,
             )
-            for level, count in pages.items()
+            for name, count in pages.items()
         }
-        self.seat_pages = SeatPages(shape, pools, seats, self.pages_for(max_tokens), device)
+        levels = [name for name in pools if isinstance(name, Level)]
+        self.seat_pages = SeatPages(shape, pools, seats, max_tokens, device)
         self.statistics = KeyStatistics(shape, seats, device)
-        self.trails = Trails(seats, shape.layers, pools)
+        self.trails = Trails(seats, shape.layers, levels)
         self.rings = np.ones(seats, dtype=np.int32)
         self.ring_written = np.zeros((seats, shape.layers), dtype=np.int64)
         self.allowed = np.zeros((seats, Level.HIGH + 1), dtype=bool)
         self.prompt_high = np.zeros((seats, shape.layers), dtype=np.int64)
-        self.prompt_low = {
-            level: np.zeros((seats, shape.layers), dtype=np.int64)
-            for level in pools
-            if level.is_low
-        }
         self.seats: list[Seat | None] = [None] * seats
         self.counts = {
             kind: np.zeros((seats, shape.layers), dtype=np.int64)
-            for kind in ("high", *LOW_KINDS)
-            if KIND_LEVEL[kind] in pools
+            for kind in FILLED_KINDS
+            if KIND_POOL[kind] in pools
+        }
+        self.prompt_low = {
+            kind: np.zeros_like(counts) for kind, counts in self.counts.items() if kind != "high"
         }
 
     @property
@@ -80,27 +89,29 @@ class Holdings:
         low = self.prompt_low.values()
         return [*self.counts.values(), *low, self.prompt_high, self.ring_written]
 
-    def pages_for(self, slots: int) -> int:
-        return -(-slots // self.page_slots)
+    def pages_for(self, slots: int, kind: str = "high") -> int:
+        """Pages of a kind of region that so many slots take."""
+        return -(-slots // self.pool(kind).page_slots)
 
     def round_up(self, tokens: int) -> int:
-        """Tokens rounded up to whole pages."""
-        return self.pages_for(tokens) * self.page_slots
+        """Tokens rounded up to whole pages of `page_slots`."""
+        return -(-tokens // self.page_slots) * self.page_slots
 
-    def capacity(self, level: Level) -> int:
-        """Tokens (in all layers and kv heads) that the store's pages of a level can hold."""
-        pool = self.seat_pages.pools.get(level)
-        return 0 if pool is None else pool.count // self.shape.heads * self.page_slots
+    def capacity(self, name: Pool) -> int:
+        """Tokens (in all layers and kv heads) that the pages of a pool can hold."""
+        pool = self.seat_pages.pools.get(name)
+        return 0 if pool is None else pool.count // self.shape.heads * pool.page_slots
 
-    def room_for(self, tokens: Mapping[Level, int]) -> bool:
+    def room_for(self, tokens: Mapping[Pool, int]) -> bool:
         """Whether so many more tokens, in all layers and kv heads, fit beside all promises."""
+        pools = self.seat_pages.pools
         return all(
-            self.pages_for(count) * self.shape.heads <= self.seat_pages.pools[level].unpromised
-            for level, count in tokens.items()
+            -(-count // pools[name].page_slots) * self.shape.heads <= pools[name].unpromised
+            for name, count in tokens.items()
         )
 
-    def reserve(self, seat: Seat, tokens: Mapping[Level, int]) -> None:
-        """Promise a seat the pages for so many more tokens at each level, in all layers and heads.
+    def reserve(self, seat: Seat, tokens: Mapping[Pool, int]) -> None:
+        """Promise a seat the pages for so many more tokens in each pool, in all layers and heads.
 
         They are used up by what the seat stores from then on, its copies of shared last pages
         included; a later call replaces what is left of them. Recent tokens are tokens at HIGH, but
@@ -108,15 +119,15 @@ class Holdings:
         summaries count as tokens too. OutOfPages where the pages are not there.
         """
         held = self.held(seat)
-        for level, more in tokens.items():
-            kind = "high" if level is Level.HIGH else low_kind(level)
-            used = self.counts[kind][seat.id]
-            grown = -(-(used + more) // self.page_slots) - -(-used // self.page_slots)
+        for name, more in tokens.items():
+            kind = next(kind for kind in FILLED_KINDS if KIND_POOL[kind] == name)
+            used, slots = self.counts[kind][seat.id], self.pool(kind).page_slots
+            grown = -(-(used + more) // slots) - -(-used // slots)
             pages = int(grown.sum()) * self.shape.kv_heads
             if not seat.owns_tails:
-                shared = (kind for kind in held if KIND_LEVEL[kind] is level)
+                shared = (kind for kind in held if KIND_POOL[kind] == name)
                 pages += sum(self._shared_tails(seat, kind) for kind in shared)
-            self.seat_pages.promise(seat.id, level, pages)
+            self.seat_pages.promise(seat.id, name, pages)
 
     def resident_bytes(self, seat: Seat) -> Stages:
         """Bytes of what a seat holds, by stage ("prompt", "decode") and kind of region.
@@ -124,7 +135,8 @@ class Holdings:
         Whole pages count. The prompt's share are its resident tokens' slots, the statistics of its
         keys and the summaries of its chunks; decoded tokens and free slots are the decode stage's.
         A shared page counts for each of its holders: the bytes are those the sequence would take
-        alone. A ring that is larger than feeding one token a step asks for counts as that one.
+        alone. A ring that is larger than feeding one token a step asks for counts as that one,
+        and not at all where no token stays in it (`recent` -1).
         """
         return count_bytes(self, seat)
 
@@ -142,11 +154,11 @@ class Holdings:
         """Bytes of a whole prompt's slots; free slots count to the decode stage here too."""
         return self.shape.heads * prompt_tokens * self.pool("high").slot_bytes
 
-    def pool_bytes(self) -> dict[Level, tuple[int, int]]:
-        """By level: bytes of the pages that are held (shared ones once), and of all there are."""
+    def pool_bytes(self) -> dict[Pool, tuple[int, int]]:
+        """By pool: bytes of the pages that are held (shared ones once), and of all there are."""
         return {
-            level: (pool.used * pool.page_bytes, pool.count * pool.page_bytes)
-            for level, pool in self.seat_pages.pools.items()
+            name: (pool.used * pool.page_bytes, pool.count * pool.page_bytes)
+            for name, pool in self.seat_pages.pools.items()
         }
 
     def pool(self, kind: str) -> PagePool:
@@ -155,7 +167,8 @@ class Holdings:
     def held(self, seat: Seat) -> dict[str, np.ndarray]:
         """Pages per kv head that a seat holds, [layers], by kind of region."""
         held = {
-            kind: -(-counts[seat.id] // self.page_slots) for kind, counts in self.counts.items()
+            kind: -(-counts[seat.id] // self.pool(kind).page_slots)
+            for kind, counts in self.counts.items()
         }
         held = {kind: pages for kind, pages in held.items() if pages.any()}
         if seat.acts:
@@ -170,9 +183,10 @@ class Holdings:
         """Set the counts of low tokens from what has left the recent window."""
         ids = np.array([seat.id for seat in seats], dtype=np.int64)
         left = np.array([seat.left for seat in seats], dtype=np.int64)
-        for level in {level for seat in seats for level in seat.levels}:
+        for level in {level for seat in seats for level in seat.decoded_levels}:
             gone = self.trails.low[level][ids, left]
-            self.counts[low_kind(level)][ids] = self.prompt_low[level][ids] + gone
+            kind = low_kind(level)
+            self.counts[kind][ids] = self.prompt_low[kind][ids] + gone
 
     def own_tails(self, seat: Seat) -> None:
         """Before a seat is written to: copy what it shares of its last pages and its ring."""
@@ -198,5 +212,5 @@ class Holdings:
             slots = self.counts["high"][seat.id] // seat.choice.chunk
         else:
             slots = self.counts[kind][seat.id]
-        first: np.ndarray = slots // self.page_slots
+        first: np.ndarray = slots // self.pool(kind).page_slots
         return first

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pask.engine.kv_plan import Plan
-from pask.engine.kv_seat import KIND_LEVEL, Seat
+from pask.engine.kv_seat import KIND_POOL, Seat
 
 if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
@@ -27,7 +27,7 @@ def mass_by_token(
     for row in range(rows.start, rows.stop):
         probabilities = _padded([layer[first + row - rows.start] for layer in masses])
         offset = np.zeros(store.shape.layers, dtype=np.int64)
-        for kind in KIND_LEVEL:
+        for kind in KIND_POOL:
             if kind not in plan.stop or kind == "summary":
                 continue
             stop, start = plan.stop[kind][row], np.zeros_like(offset)
@@ -55,7 +55,7 @@ def _tokens(store: Holdings, seat: Seat, kind: str, start: np.ndarray, width: in
         page, place = store.seat_pages.at(kind, np.full(width, seat.id), slots)
         named = pool.tokens[page, place].transpose(0, 2, 1)
         return np.array(named, dtype=np.int64)
-    pages = store.pages_for(width)
+    pages = store.pages_for(width, kind)
     ids = store.seat_pages.tables[kind].host[:, seat.id, :, :pages]
     named = pool.tokens[ids].reshape(*ids.shape[:2], -1)[:, :, :width]
     return np.array(named, dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pask.engine.kv_bytes import statistics_bytes
-from pask.engine.kv_seat import Seat, low_kind
+from pask.engine.kv_seat import CHANNEL2, Seat, low_kind
 from pask.engine.kv_tables import Growth
 from pask.methods.levels import Level
 
@@ -166,7 +166,9 @@ class Plan:
         self.stop["recent"][rows], self.recent_start[rows] = stop, start
         ring = store.rings[seats][:, None]
         self.recent_slot[rows] = np.where(levels[rows] == Level.HIGH, -1, (stop - 1) % ring)
-        long = np.flatnonzero((stop - start[starts] > ring).any(axis=1))
+        # A token that is lowered at once still passes through the ring.
+        oldest = trails.waiting[seats, np.maximum(fed - np.maximum(self._recent, 0)[of_run], 0)]
+        long = np.flatnonzero((stop - oldest[starts] > ring).any(axis=1))
         if len(long):
             seat = self.runs[of_run[long[0]]].seat
             raise ValueError(f"the run does not fit the seat's ring, {seat.longest_run} tokens do")
@@ -191,11 +193,12 @@ class Plan:
         starts = np.cumsum(last - first) - (last - first)
         tokens, of_run = (first - starts)[number] + np.arange(len(number)), runs[number]
         seats, now = self.run_seats[of_run], tokens >= self._decoded[of_run]
-        for level in sorted({level for run in self.runs for level in run.seat.levels}):
+        for level in self._decoded_levels():
             counts = store.trails.low[level]
             before = counts[seats, tokens]
             ends_here = counts[seats, tokens + 1] > before
-            target = np.where(ends_here, store.prompt_low[level][seats] + before, -1)
+            prompt = store.prompt_low[low_kind(level)][seats]
+            target = np.where(ends_here, prompt + before, -1)
             for fed_now in (False, True):
                 these = np.flatnonzero((now == fed_now) & ends_here.any(axis=1))
                 if not len(these):
@@ -209,11 +212,13 @@ class Plan:
                 )
 
     def _plan_low(self, store: Holdings) -> None:
-        for level in sorted({level for run in self.runs for level in run.seat.levels}):
+        if any(run.seat.channel_keys for run in self.runs):
+            self.stop[CHANNEL2] = store.counts[CHANNEL2][self.seats]
+        for level in self._decoded_levels():
             kind = low_kind(level)
             stop = store.counts[kind][self.seats]
             rows = np.flatnonzero(
-                np.array([run.seat.acts and level in run.seat.levels for run in self.runs])[
+                np.array([run.seat.acts and level in run.seat.decoded_levels for run in self.runs])[
                     self._of_run
                 ]
             )
@@ -222,9 +227,13 @@ class Plan:
                 fed = self._decoded[of_run] + self.rank[rows]
                 left = np.maximum(fed - self._recent[of_run], 0)
                 gone = store.trails.low[level][seats, left]
-                stop[rows] = store.prompt_low[level][seats] + gone
+                stop[rows] = store.prompt_low[kind][seats] + gone
             self.stop[kind] = stop
             self._grow(store, kind, store.counts[kind][self.run_seats])
+
+    def _decoded_levels(self) -> list[Level]:
+        """The low levels at which decoded tokens may end, of all seats together."""
+        return sorted({level for run in self.runs for level in run.seat.decoded_levels})
 
     def _grow(self, store: Holdings, kind: str, old: np.ndarray) -> None:
         """Pages from `old` [runs, layers] slots to those of each run's last row."""
@@ -236,7 +245,7 @@ class Plan:
         """Bytes that each row's seat holds after it, fed one token a step; [rows] int64."""
         total = np.zeros(len(self.seats), dtype=np.int64)
         for kind, stop in self.stop.items():
-            pages = -(-stop // store.page_slots)
+            pages = -(-stop // store.pool(kind).page_slots)
             if kind == "recent":
                 least = np.minimum(
                     -(-(self._recent + 1) // store.page_slots),

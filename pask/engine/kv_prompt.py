@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels import append_bounds, append_low
-from pask.engine.kv_seat import Seat, low_kind
+from kernels import append_bounds, append_low, put_channel
+from pask.engine.kv_seat import CHANNEL2, Seat
 from pask.engine.kv_tables import Growth
 from pask.methods.contract import Placement
-from pask.methods.levels import Level
+from pask.methods.levels import CHANNEL_GROUP, Level
 
 if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
@@ -36,10 +36,9 @@ def put_prompt(
     for level in counts:
         if level is not Level.HIGH and any(level not in seat.levels for seat in seats):
             raise ValueError(f"{level.name} is not among the seat's levels")
-    if any(
-        (seat.choice, seat.has_statistics) != (first.choice, first.has_statistics)
-        for seat in others
-    ):
+    if first.kind(Level.LOW2) == CHANNEL2 and counts.get(Level.LOW2, 0) % CHANNEL_GROUP:
+        raise ValueError(f"{counts[Level.LOW2]} LOW2 tokens are not in groups of {CHANNEL_GROUP}")
+    if any(_make(seat) != _make(first) for seat in others):
         raise ValueError("seats of different make cannot share a copy")
     measured = [seat.id for seat in seats if seat.has_statistics]
     if measured:
@@ -57,7 +56,12 @@ def put_prompt(
         if level is Level.HIGH:
             _put_high(store, first, layer, *chosen, named)
         else:
-            _put_low(store, first, layer, level, *chosen, named)
+            kind = first.kind(level)
+            if kind == CHANNEL2:
+                _put_channel(store, first, layer, *chosen)
+            else:
+                _put_low(store, first, layer, kind, *chosen)
+            _name(store, kind, first, layer, named)
     for seat in seats:
         _count(store, seat, layer, counts)
         if others:
@@ -67,14 +71,19 @@ def put_prompt(
             store.seat_pages.share(kind, first.id, seat.id, layer, int(pages[layer]))
 
 
+def _make(seat: Seat) -> tuple[object, ...]:
+    """What decides what is stored for a placement."""
+    return seat.choice, seat.has_statistics, seat.channel_keys
+
+
 def _take_pages(store: Holdings, seat: Seat, layer: int, counts: dict[Level, int]) -> None:
-    kinds = {"high" if level is Level.HIGH else low_kind(level): n for level, n in counts.items()}
+    kinds = {seat.kind(level): n for level, n in counts.items()}
     if seat.choice is not None:
         kinds["summary"] = -(-kinds.get("high", 0) // seat.choice.chunk)
     growths = []
     for kind, slots in kinds.items():
         new = np.zeros((1, store.shape.layers), dtype=np.int64)
-        new[0, layer] = store.pages_for(slots)
+        new[0, layer] = store.pages_for(slots, kind)
         growths.append(Growth(kind, np.array([seat.id]), np.zeros_like(new), new))
     store.seat_pages.grow(growths)
     store.seat_pages.sync()
@@ -82,12 +91,12 @@ def _take_pages(store: Holdings, seat: Seat, layer: int, counts: dict[Level, int
 
 def _count(store: Holdings, seat: Seat, layer: int, counts: dict[Level, int]) -> None:
     for level, slots in counts.items():
+        kind = seat.kind(level)
+        store.counts[kind][seat.id, layer] = slots
         if level is Level.HIGH:
-            store.counts["high"][seat.id, layer] = slots
             store.prompt_high[seat.id, layer] = slots * store.shape.kv_heads
         else:
-            store.counts[low_kind(level)][seat.id, layer] = slots
-            store.prompt_low[level][seat.id, layer] = slots
+            store.prompt_low[kind][seat.id, layer] = slots
     seat.layers_placed += 1
 
 
@@ -126,12 +135,10 @@ def _put_low(
     store: Holdings,
     seat: Seat,
     layer: int,
-    level: Level,
+    kind: str,
     keys: torch.Tensor,
     values: torch.Tensor,
-    named: np.ndarray,
 ) -> None:
-    kind = low_kind(level)
     heads, count, _ = keys.shape
     slots = torch.arange(count, dtype=torch.int32, device=keys.device)
     append_low(
@@ -143,14 +150,26 @@ def _put_low(
         values.transpose(0, 1).float().contiguous(),
         store.statistics.shift(layer) if seat.has_statistics else None,
     )
-    _name(store, kind, seat, layer, named)
+
+
+def _put_channel(
+    store: Holdings, seat: Seat, layer: int, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    pages = store.pages_for(keys.shape[1], CHANNEL2)
+    ids = store.seat_pages.tables[CHANNEL2].host[layer, seat.id, :, :pages].ravel()
+    put_channel(
+        store.pool(CHANNEL2).by_channel,
+        torch.from_numpy(ids.astype(np.int64)).to(keys.device),
+        keys.float().reshape(-1, CHANNEL_GROUP, keys.shape[2]),
+        values.float().reshape(-1, CHANNEL_GROUP, values.shape[2]),
+    )
 
 
 def _name(store: Holdings, kind: str, seat: Seat, layer: int, named: np.ndarray) -> None:
     """Say which tokens, [kv_heads, n], lie in the first slots of a kind."""
     pool = store.pool(kind)
     heads, count = named.shape
-    pages = store.pages_for(count)
+    pages = store.pages_for(count, kind)
     padded = np.zeros((heads, pages * pool.page_slots), dtype=np.int32)
     padded[:, :count] = named
     ids = store.seat_pages.tables[kind].host[layer, seat.id, :, :pages]

@@ -14,7 +14,7 @@ from kernels.paged import KeyShift, Region
 from pask.engine.kv_leave import Moving, by_head, on_device
 from pask.engine.kv_mass import mass_by_token
 from pask.engine.kv_plan import Plan, Run
-from pask.engine.kv_seat import KIND_LEVEL, Seat, low_kind
+from pask.engine.kv_seat import KIND_POOL, Seat, low_kind
 from pask.engine.kv_values import check_values
 from pask.methods.contract import SlotChoice
 
@@ -87,12 +87,14 @@ class Step:
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the rows' keys and values of a layer without attending: what is known already.
 
-        k, v: [rows, kv_heads, head_dim] fp32, after RoPE. Layers ascend; ValueError otherwise, and
-        where a seat keeps chunk summaries.
+        k, v: [rows, kv_heads, head_dim] fp32, after RoPE. Layers ascend; ValueError otherwise.
         """
-        if any(part.choice is not None for part in self._parts):
-            raise ValueError("chunk summaries are made while attending")
         self._append(layer, k, v)
+        for part in self._parts:
+            if part.choice is not None:
+                assert part.rows is not None
+                slots = self._high_slot[layer][part.rows]
+                self._widen(part.choice, layer, part.sequence, slots, k[part.rows])
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """`append`, then attend over all that each row may see.
@@ -163,7 +165,7 @@ class Step:
         chosen = None if part.choice is None else self._choose(part, layer, q, k)
         regions = [
             self._region(part, kind, layer)
-            for kind in KIND_LEVEL
+            for kind in KIND_POOL
             if kind in part.stop
             if kind != "summary"
         ]
@@ -192,7 +194,6 @@ class Step:
         choice, rows = part.choice, part.rows
         assert choice is not None
         assert rows is not None
-        store = self._store
         ranks = self._plan.rank[rows.cpu().numpy()]
         bounds = self._region(part, "summary", layer)
         slots = self._high_slot[layer][rows]
@@ -202,9 +203,7 @@ class Step:
         for rank in range(int(ranks.max()) + 1):
             now = torch.from_numpy(np.flatnonzero(ranks == rank)).to(q.device)
             sequence = part.sequence[now]
-            append_bounds(
-                store.pool("summary").high, bounds.table, sequence, slots[now], k[now], choice.chunk
-            )
+            self._widen(choice, layer, sequence, slots[now], k[now])
             chosen[now] = choose_slots(
                 q[now],
                 sequence,
@@ -215,6 +214,18 @@ class Step:
                 count,
             )
         return chosen
+
+    def _widen(
+        self,
+        choice: SlotChoice,
+        layer: int,
+        sequence: torch.Tensor,
+        slots: torch.Tensor,
+        k: torch.Tensor,
+    ) -> None:
+        """Let the bounds of chunks take in keys, rows in order."""
+        pool, table = self._store.pool("summary").high, self._store.seat_pages.tables["summary"]
+        append_bounds(pool, table.layer(layer), sequence, slots, k, choice.chunk)
 
     def _split(self) -> list[_Part]:
         """The rows by how they attend."""

@@ -19,7 +19,7 @@ from pask.engine.kv_check import Tokens, check, dense
 from pask.engine.kv_evict import remove
 from pask.engine.kv_holdings import Holdings
 from pask.engine.kv_prompt import put_prompt
-from pask.engine.kv_seat import KVShape, Seat
+from pask.engine.kv_seat import CHANNEL2, KVShape, Pool, Seat, pool_slots
 from pask.engine.kv_step import Run, Step
 from pask.engine.kv_values import rounded
 from pask.engine.pages import OutOfPages
@@ -32,10 +32,10 @@ KV_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": to
 
 
 class KVStore(Holdings):
-    """Room for `seats` sequences of up to `max_tokens` tokens, in so many `pages` of each level.
+    """Room for `seats` sequences of up to `max_tokens` tokens, in so many `pages` of each pool.
 
-    A level without an entry in `pages` cannot be used; HIGH must have one. Raises ValueError where
-    low levels meet a head_dim that is no multiple of 32.
+    A level without an entry in `pages` cannot be used, nor CHANNEL2; HIGH must have one. Raises
+    ValueError where low levels meet a head_dim that is no multiple of 32.
     """
 
     _step: Step | None = None  # the last one that was begun
@@ -45,17 +45,17 @@ class KVStore(Holdings):
         cls,
         shape: KVShape,
         capacity_tokens: int,
-        mix: Mapping[Level, float] | None = None,
+        mix: Mapping[Pool, float] | None = None,
         *,
         page_slots: int = 16,
         **rest: Any,
     ) -> KVStore:
-        """Pages for so many tokens, of which the share `mix` says is at each level (all at HIGH,
+        """Pages for so many tokens, of which the share `mix` says is in each pool (all at HIGH,
         unless said); further arguments as for a store."""
-        shares = {Level.HIGH: 1.0} if mix is None else mix
+        shares: Mapping[Pool, float] = {Level.HIGH: 1.0} if mix is None else mix
         pages = {
-            level: -int(-capacity_tokens * share // page_slots) * shape.heads
-            for level, share in shares.items()
+            name: -int(-capacity_tokens * share // pool_slots(name, page_slots)) * shape.heads
+            for name, share in shares.items()
         }
         return cls(shape, pages, page_slots=page_slots, **rest)
 
@@ -71,17 +71,23 @@ class KVStore(Holdings):
         acts: bool | None = None,
         ring_slots: int | None = None,
         choice: SlotChoice | None = None,
+        channel_keys: bool = False,
     ) -> Seat:
         """A seat for a sequence with a prompt of so many tokens, nothing of it stored yet.
 
         `levels`: the low levels that its tokens may have. `acts`: decoded tokens may end below HIGH
         (by default, where there are `levels` or a `recent` window); they wait in a ring of
-        `ring_slots`, by default just enough to feed one token a step. Raises ValueError where no
-        seat is free or the store has no pages of a level.
+        `ring_slots`, by default just enough to feed one token a step. `channel_keys`: keys at LOW2
+        are quantised by channel; only prompt tokens are there then. Raises ValueError where no seat
+        is free or the store has no pages of a level.
         """
+        pools = self.seat_pages.pools
         for level in levels:
-            if not level.is_low or level not in self.seat_pages.pools:
+            name = CHANNEL2 if channel_keys and level is Level.LOW2 else level
+            if not level.is_low or name not in pools:
                 raise ValueError(f"the store has no low pages for {level.name}")
+        if channel_keys and normalise:
+            raise ValueError("keys that are quantised by channel are stored plain")
         if not 0 < prompt_tokens <= self.max_tokens:
             raise ValueError(f"{prompt_tokens} prompt tokens, the store takes 1..{self.max_tokens}")
         if None not in self.seats:
@@ -91,7 +97,7 @@ class KVStore(Holdings):
         if choice is not None and acts:
             raise ValueError("chosen slots go with tokens that all end at HIGH")
         room = self.round_up(self.max_tokens)
-        ring = min(self.round_up(max(recent + 1, ring_slots or 0)), room)
+        ring = min(self.round_up(max(recent + 1, 1, ring_slots or 0)), room)
         seat = Seat(
             id=self.seats.index(None),
             prompt_tokens=prompt_tokens,
@@ -99,14 +105,16 @@ class KVStore(Holdings):
             levels=levels,
             normalise=normalise,
             ring_slots=ring,
-            longest_run=ring - recent if acts and ring < room else self.max_tokens,
+            longest_run=ring - max(recent, 0) if acts and ring < room else self.max_tokens,
             acts=acts,
             choice=choice,
+            channel_keys=channel_keys,
         )
         self.seats[seat.id] = seat
         self.rings[seat.id] = ring
         self.allowed[seat.id] = [
-            level == Level.HIGH or (acts and (level == Level.RELEASE or level in levels))
+            level == Level.HIGH
+            or (acts and (level == Level.RELEASE or level in seat.decoded_levels))
             for level in range(Level.HIGH + 1)
         ]
         for counts in self._by_layer:
@@ -168,6 +176,7 @@ class KVStore(Holdings):
             acts=seat.acts,
             ring_slots=seat.ring_slots,
             choice=seat.choice,
+            channel_keys=seat.channel_keys,
         )
         for kind, pages in self.held(seat).items():
             for layer in np.flatnonzero(pages):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pask.engine.kv_seat import KIND_LEVEL, KVShape
+from pask.engine.kv_seat import KIND_POOL, KVShape, Pool
 from pask.engine.pages import Ids, PagePool
-from pask.methods.levels import Level
 
 Places = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Layer, kv head and number in the table of pages, [n] each."""
@@ -74,20 +73,20 @@ class SeatPages:
     def __init__(
         self,
         shape: KVShape,
-        pools: Mapping[Level, PagePool],
+        pools: Mapping[Pool, PagePool],
         seats: int,
-        table_pages: int,
+        max_tokens: int,
         device: torch.device | str,
     ) -> None:
         self.shape = shape
         self.pools = pools
         self.tables = {
-            kind: PageTable(shape, seats, table_pages, device)
-            for kind, level in KIND_LEVEL.items()
-            if level in pools
+            kind: PageTable(shape, seats, -(-max_tokens // pools[name].page_slots), device)
+            for kind, name in KIND_POOL.items()
+            if name in pools
         }
-        self.promised = {level: np.zeros(seats, dtype=np.int64) for level in pools}
-        self._promised_to: set[tuple[int, Level]] = set()
+        self.promised = {name: np.zeros(seats, dtype=np.int64) for name in pools}
+        self._promised_to: set[tuple[int, Pool]] = set()
         self._heads = np.arange(shape.kv_heads)
 
     def sync(self) -> None:
@@ -95,44 +94,44 @@ class SeatPages:
             table.sync()
 
     def pool(self, kind: str) -> PagePool:
-        return self.pools[KIND_LEVEL[kind]]
+        return self.pools[KIND_POOL[kind]]
 
-    def promise(self, seat: int, level: Level, pages: int) -> None:
+    def promise(self, seat: int, name: Pool, pages: int) -> None:
         """Let so many further pages be the seat's, in place of what it was promised before.
 
         OutOfPages where there are not as many; then its old promise stands.
         """
-        pool, promised = self.pools[level], self.promised[level]
+        pool, promised = self.pools[name], self.promised[name]
         before = int(promised[seat])
         pool.require(pages, before)
         pool.unreserve(before)
         pool.reserve(pages)
         promised[seat] = pages
-        self._promised_to.add((seat, level))
+        self._promised_to.add((seat, name))
 
     def forget_promises(self, seat: int) -> None:
-        for level, promised in self.promised.items():
-            self.pools[level].unreserve(int(promised[seat]))
+        for name, promised in self.promised.items():
+            self.pools[name].unreserve(int(promised[seat]))
             promised[seat] = 0
-            self._promised_to.discard((seat, level))
+            self._promised_to.discard((seat, name))
 
     def grow(self, growths: Sequence[Growth]) -> None:
         """Take pages for seats, out of what they were promised first.
 
         OutOfPages, and nothing changed, where one pool has too few for all of them together.
         """
-        by_level: dict[Level, list[Growth]] = {}
+        by_pool: dict[Pool, list[Growth]] = {}
         for growth in growths:
             if growth.need.any():
-                by_level.setdefault(KIND_LEVEL[growth.kind], []).append(growth)
+                by_pool.setdefault(KIND_POOL[growth.kind], []).append(growth)
         wanted = {}
-        for level, group in by_level.items():
+        for name, group in by_pool.items():
             seats = np.concatenate([growth.seats for growth in group])
             pages = np.concatenate([growth.need.sum(axis=1) for growth in group])
-            wanted[level] = self._by_seat(level, seats, pages * self.shape.kv_heads)
-            self.pools[level].require(*(int(part.sum()) for part in wanted[level]))
-        for level, group in by_level.items():
-            ids = self._take(level, *wanted[level])
+            wanted[name] = self._by_seat(name, seats, pages * self.shape.kv_heads)
+            self.pools[name].require(*(int(part.sum()) for part in wanted[name]))
+        for name, group in by_pool.items():
+            ids = self._take(name, *wanted[name])
             for growth in group:
                 ids = self._enter(growth, ids)
 
@@ -145,10 +144,10 @@ class SeatPages:
         if not len(ids):
             return
         freed = self.pool(kind).release(ids)
-        level = KIND_LEVEL[kind]
-        if (seat, level) in self._promised_to:
+        name = KIND_POOL[kind]
+        if (seat, name) in self._promised_to:
             self.pool(kind).reserve(freed)
-            self.promised[level][seat] += freed
+            self.promised[name][seat] += freed
 
     def own(self, kind: str, seat: int, first: np.ndarray, last: np.ndarray) -> None:
         """Make a seat the only holder of its pages `first` .. `last` ([layers]) of a kind, by a
@@ -164,11 +163,10 @@ class SeatPages:
         self, kind: str, seat: int, layer: np.ndarray, head: np.ndarray, page: np.ndarray
     ) -> None:
         """The same for the table entries named one by one, [n] each, repeats allowed."""
-        entries = np.unique(np.stack((layer, head, page)), axis=1)
-        layer, head, page = entries
         ids = self.tables[kind].host[layer, seat, head, page]
         shared = np.flatnonzero(self.pool(kind).references[ids] > 1)
         if len(shared):
+            shared = shared[np.unique(ids[shared], return_index=True)[1]]
             self._own(kind, seat, ids[shared], (layer[shared], head[shared], page[shared]))
 
     def share(self, kind: str, source: int, target: int, layer: int | slice, pages: int) -> None:
@@ -197,15 +195,15 @@ class SeatPages:
         return host[layers, seats[:, None], self._heads, page[:, :, None]], place[:, :, None]
 
     def _by_seat(
-        self, level: Level, seats: np.ndarray, pages: np.ndarray
+        self, name: Pool, seats: np.ndarray, pages: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Pages wanted by seat, and how many of them were promised; [all seats] each."""
-        total = np.bincount(seats, pages, minlength=len(self.promised[level])).astype(np.int64)
-        return total, np.minimum(total, self.promised[level])
+        total = np.bincount(seats, pages, minlength=len(self.promised[name])).astype(np.int64)
+        return total, np.minimum(total, self.promised[name])
 
-    def _take(self, level: Level, total: np.ndarray, drawn: np.ndarray) -> Ids:
-        ids = self.pools[level].alloc(int(total.sum()), int(drawn.sum()))
-        self.promised[level] -= drawn
+    def _take(self, name: Pool, total: np.ndarray, drawn: np.ndarray) -> Ids:
+        ids = self.pools[name].alloc(int(total.sum()), int(drawn.sum()))
+        self.promised[name] -= drawn
         return ids
 
     def _enter(self, growth: Growth, ids: Ids) -> Ids:
@@ -223,9 +221,9 @@ class SeatPages:
         return ids[used:]
 
     def _own(self, kind: str, seat: int, shared: Ids, at: Places) -> None:
-        pool, level = self.pool(kind), KIND_LEVEL[kind]
-        wanted = self._by_seat(level, np.array([seat]), np.array([len(shared)]))
-        fresh = self._take(level, *wanted)
+        pool, name = self.pool(kind), KIND_POOL[kind]
+        wanted = self._by_seat(name, np.array([seat]), np.array([len(shared)]))
+        fresh = self._take(name, *wanted)
         pool.copy(shared, fresh)
         layer, head, page = at
         self.tables[kind].host[layer, seat, head, page] = fresh

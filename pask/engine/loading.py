@@ -31,24 +31,11 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 class ModelFiles:
     """A model but for its weights; `digest` is the sha256 of its files, the weights among them."""
 
-    folder: Path
-    name: str
-    digest: str
-    layout: ModelLayout
-    tokenizer: PreTrainedTokenizerBase
-    stop_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to use; `digest` is the sha256 of its weights, config and tokenizer files."""
-
-    transformer: Transformer
-    tokenizer: PreTrainedTokenizerBase
-    layout: ModelLayout
-    name: str
     folder: Path  # with the safetensors, config and tokenizer that were read
+    name: str
     digest: str
+    layout: ModelLayout
+    tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]  # any of them ends an answer
 
     @cached_property
@@ -56,6 +43,13 @@ class LoadedModel:
         """The bytes that each token of the vocabulary stands for."""
         texts: list[bytes] = tokenizer_info(self).decoded_vocab
         return texts
+
+
+@dataclass(frozen=True)
+class LoadedModel(ModelFiles):
+    """A model ready to use."""
+
+    transformer: Transformer
 
 
 def load_model(
@@ -148,7 +142,7 @@ def check_fits(tokenizer: PreTrainedTokenizerBase, layout: ModelLayout, source: 
         )
 
 
-def tokenizer_info(model: LoadedModel | ModelFiles) -> xgr.TokenizerInfo:
+def tokenizer_info(model: ModelFiles) -> xgr.TokenizerInfo:
     """The model's vocabulary as xgrammar sees it: what grammars must be compiled with."""
     return vocabulary_of(model.tokenizer, model.layout.vocab_size, model.stop_token_ids)
 

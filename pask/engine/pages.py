@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.paged import GROUP, HighPages, LowPages, Pages
+from kernels.paged import GROUP, ChannelPages, HighPages, LowPages, Pages
 from pask.methods.levels import Level
 
 Ids = np.ndarray
@@ -19,10 +19,11 @@ class OutOfPages(ValueError):
 class PagePool:
     """`count` pages of `page_slots` tokens each (of one kv head and layer), shared by all seats.
 
-    HIGH pages hold numbers of `dtype`, those of a low level its codes. Free pages are handed out
-    last in, first out, and tensors start unwritten, so that an operating system which gives memory
-    on first touch commits only the pages that were ever in use. A page may be held several times
-    (`share`); it is free again when all have released it.
+    HIGH pages hold numbers of `dtype`, those of a low level its codes; with `channel_keys` (LOW2
+    only, 32 slots) keys are quantised by channel. Free pages are handed out last in, first out, and
+    tensors start unwritten, so that an operating system which gives memory on first touch commits
+    only the pages that were ever in use. A page may be held several times (`share`); it is free
+    again when all have released it.
 
     `tokens` [count, page_slots] int32 says which token of its sequence a slot stands for. It is
     bookkeeping of the harness (attention never reads it), so it is not among the KV bytes.
@@ -37,14 +38,17 @@ class PagePool:
         head_dim: int,
         dtype: torch.dtype = torch.float16,
         device: torch.device | str = "cpu",
+        channel_keys: bool = False,
     ) -> None:
         if count < 0 or page_slots < 1:
             raise ValueError("a pool needs a page size of at least 1 and no negative page count")
-        self.level = level
+        if channel_keys and level is not Level.LOW2:
+            raise ValueError(f"{level.name} keys are not quantised by channel")
+        self.name = f"{level.name} by channel" if channel_keys else level.name
         self.count = count
         self.page_slots = page_slots
         with torch.inference_mode(False):  # pages are written in and out of inference mode
-            self.pages = _new_pages(level, count, page_slots, head_dim, dtype, device)
+            self.pages = _new_pages(level, count, page_slots, head_dim, dtype, device, channel_keys)
         self.tokens = np.zeros((count, page_slots), dtype=np.int32)
         self.references = np.zeros(count, dtype=np.int32)
         self._stack = np.arange(count - 1, -1, -1, dtype=np.int32)
@@ -59,6 +63,11 @@ class PagePool:
     @property
     def low(self) -> LowPages:
         assert isinstance(self.pages, LowPages)
+        return self.pages
+
+    @property
+    def by_channel(self) -> ChannelPages:
+        assert isinstance(self.pages, ChannelPages)
         return self.pages
 
     @property
@@ -150,7 +159,7 @@ class PagePool:
 
     def _lack(self, pages: int) -> str:
         return (
-            f"{pages} pages of {self.level.name} asked for, {self.unpromised} of {self.count} "
+            f"{pages} pages of {self.name} asked for, {self.unpromised} of {self.count} "
             "are neither held nor promised"
         )
 
@@ -162,6 +171,7 @@ def _new_pages(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device | str,
+    channel_keys: bool,
 ) -> Pages:
     if level is Level.HIGH:
         shape = (count, 2, page_slots, head_dim)
@@ -171,9 +181,11 @@ def _new_pages(
     if head_dim % GROUP:
         raise ValueError(f"head_dim {head_dim} is no multiple of {GROUP}, low levels need that")
     codes = (count, 2, page_slots, head_dim // 8 * level)
-    ranges = (count, 2, page_slots, head_dim // GROUP, 2)
-    return LowPages(
+    ranges: tuple[int, ...] = (count, 2, page_slots, head_dim // GROUP, 2)
+    if channel_keys:
+        ranges = (count, 2, head_dim, 2)
+    tensors = (
         torch.empty(codes, dtype=torch.uint8, device=device),
         torch.empty(ranges, dtype=torch.float16, device=device),
-        int(level),
     )
+    return ChannelPages(*tensors) if channel_keys else LowPages(*tensors, int(level))

@@ -11,9 +11,9 @@ from kernels import column_mass, window_mass
 from kernels.paged import GROUP
 from pask.engine.ask import opened, placement
 from pask.engine.generation import Limits, Request, Task
-from pask.engine.kv_seat import Seat
+from pask.engine.kv_seat import CHANNEL2, Pool, Seat
 from pask.engine.kv_store import KVStore
-from pask.engine.loading import LoadedModel
+from pask.engine.loading import LoadedModel, ModelFiles
 from pask.errors import PaskError
 from pask.methods.contract import Captures, PromptInfo, RequestState, Wants
 from pask.methods.levels import Level
@@ -33,7 +33,7 @@ class Prepared:
         return [f"{entry}, row {self.task.request.id}" for entry, _ in self.task.methods]
 
 
-def prepare(model: LoadedModel, task: Task, limits: Limits, page_slots: int) -> Prepared:
+def prepare(model: ModelFiles, task: Task, limits: Limits, page_slots: int) -> Prepared:
     """Check a task's request and open its methods' states.
 
     PaskError where the request does not fit the model, or a method needs levels that the model's
@@ -67,15 +67,21 @@ def prepare(model: LoadedModel, task: Task, limits: Limits, page_slots: int) -> 
     return Prepared(task, info, tuple(states))
 
 
-def room(state: RequestState, tokens: int, page_slots: int) -> dict[Level, int]:
-    """Slots at each level, per layer and kv head, that `tokens` more tokens of a request can need:
-    any of them may be at any of the state's levels."""
+def room(
+    state: RequestState, tokens: int, page_slots: int, *, prompt: bool = True
+) -> dict[Pool, int]:
+    """Slots of each pool, per layer and kv head, that `tokens` more tokens of a request can need:
+    any of them may be at any of the state's levels. `prompt`: some are the prompt's."""
     high = tokens
     if state.acts_on_tokens:  # the ring of recent tokens lies in pages of its own
         high += min(state.recent + 1, tokens) + page_slots
     if state.choice is not None:
         high += -(-tokens // state.choice.chunk) + page_slots
-    return {Level.HIGH: high} | dict.fromkeys(state.levels, tokens)
+    slots: dict[Pool, int] = {Level.HIGH: high, **dict.fromkeys(state.levels, tokens)}
+    if state.channel_keys and Level.LOW2 in state.levels:
+        del slots[Level.LOW2]
+        slots[CHANNEL2] = tokens if prompt else 0
+    return slots
 
 
 def prefill(
@@ -104,7 +110,7 @@ def prefill(
     return model.transformer.prefill(prepared.task.request.prompt_ids, place)
 
 
-def check_request(model: LoadedModel, request: Request, limits: Limits) -> None:
+def check_request(model: ModelFiles, request: Request, limits: Limits) -> None:
     """PaskError where a prompt does not fit the model, or its grammar another vocabulary."""
     prompt, layout = len(request.prompt_ids), model.layout
     if not prompt:

@@ -11,7 +11,7 @@ import numpy as np
 from pask.engine.ask import levels_of, placement
 from pask.engine.generation import Limits, Task
 from pask.engine.kv_plan import Run
-from pask.engine.kv_seat import Seat
+from pask.engine.kv_seat import Pool, Seat
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
 from pask.engine.prefill import Prepared, prepare, room
@@ -71,9 +71,7 @@ def prepared_for(
     ]
 
 
-def slots_for(
-    prepared: Prepared, trace: Trace, limits: Limits, page_slots: int
-) -> dict[Level, int]:
+def slots_for(prepared: Prepared, trace: Trace, limits: Limits, page_slots: int) -> dict[Pool, int]:
     """Slots at each level that a job can need, its prompt's own ones and its ring included."""
     tokens = prepared.info.prompt_tokens + limits.max_new_tokens
     slots = room(prepared.states[0], tokens, page_slots)
@@ -101,6 +99,7 @@ def lay(
         recent=state.recent,
         levels=state.levels,
         normalise=state.shifted_keys,
+        channel_keys=state.channel_keys,
         acts=state.acts_on_tokens,
         ring_slots=state.recent + trace.fed + 1,
     )

@@ -81,7 +81,7 @@ def record_trace(
             todo="use the max_new_tokens that it was written with",
         )
     masks, only = _choices(model, request, tokens, ended)
-    decoded = _decoded(vocabulary, request, tokens)
+    decoded = decoded_tokens(vocabulary, request, tokens)
     seat = store.open(prepared.info.prompt_tokens)
     try:
         return _read(model, store, prepared, seat, decoded, limits, masks, only)
@@ -188,9 +188,10 @@ def _choices(
     return masks, only
 
 
-def _decoded(
+def decoded_tokens(
     vocabulary: Sequence[bytes], request: Request, tokens: Sequence[int]
 ) -> tuple[Decoded, ...]:
+    """An answer's tokens as methods see them; HarnessFault where the tag grammar refuses one."""
     tracker = Tracker(request.tag_grammar) if request.tag_grammar else None
     decoded = []
     for number, token in enumerate(tokens):

@@ -16,7 +16,7 @@ from pask.engine.kernel_body import kernel_body
 from pask.errors import PaskError
 from pask.files import write_json
 from pask.methods.contract import Method
-from pask.methods.registry import make_method, method_class
+from pask.methods.registry import method_class
 from pask.provenance import source_digest, versions
 
 RESULTS = Path("results")
@@ -34,20 +34,15 @@ _COMPUTE = (
 )
 
 
-def method_of(entry: Entry) -> Method:
-    """The method instance of an entry, with the entry's budget and parameters."""
-    return make_method(entry.method, entry.budget, entry.params)
-
-
-def key_parts(config: RunConfig, entry: Entry, model_digest: str) -> dict[str, Any]:
-    """Everything that decides the result of one item under one entry.
+def key_parts(config: RunConfig, method: Method, model_digest: str) -> dict[str, Any]:
+    """Everything that decides the result of one item under a method.
 
     The split is not among it: a row's result does not depend on which part the row is in, and
     batch size, shards and threads are not, since decoding does not depend on what else runs.
     """
     return {
-        "method": entry.method,
-        "parameters": dataclasses.asdict(method_of(entry)),
+        "method": method.name,
+        "parameters": dataclasses.asdict(method),
         "model": model_digest,
         "prompt": config.model.prompt,
         "answer_form": config.model.answer_form,
@@ -57,7 +52,7 @@ def key_parts(config: RunConfig, entry: Entry, model_digest: str) -> dict[str, A
         "data": data_digest(),
         "versions": versions(),
         "kernels": kernel_body(),
-        "source": source_digest(*_COMPUTE, method_class(entry.method).__module__),
+        "source": source_digest(*_COMPUTE, type(method).__module__),
     }
 
 
@@ -77,23 +72,24 @@ def prediction_file(config: RunConfig, entry: Entry, shard: int, shards: int) ->
     return folder / f"{shard_name(shard, shards)}.jsonl"
 
 
-def note_made_for(config: RunConfig, path: Path) -> None:
-    """Write beside a result file which config it was made for."""
-    write_json(path.with_suffix(".manifest.json"), {"config": config.digest})
+def note_made_for(config: RunConfig, path: Path, **more: Any) -> None:
+    """Write beside a result file which config it was made for, and what else is to be known."""
+    write_json(path.with_suffix(".manifest.json"), {"config": config.digest} | more)
 
 
-def check_made_for(config: RunConfig, path: Path) -> None:
-    """Raise PaskError unless `path` was made for exactly this config."""
+def check_made_for(config: RunConfig, path: Path) -> dict[str, Any]:
+    """What was noted of `path`; PaskError unless it was made for exactly this config."""
     try:
-        made = json.loads(path.with_suffix(".manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        made = dict(json.loads(path.with_suffix(".manifest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         made = {}
-    if made != {"config": config.digest}:
+    if made.get("config") != config.digest:
         raise PaskError(
             "it was made for another config",
             where=str(path),
             todo="run pask score (or snakemake) with the same config and overrides",
         )
+    return made
 
 
 def method_modules(config: RunConfig) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pask.config import RunConfig
 from pask.engine import vocabulary
-from pask.engine.loading import LoadedModel, load_model
+from pask.engine.loading import LoadedModel, ModelFiles, load_model, model_files
 from pask.engine.vocabulary import Vocabulary
 from pask.evaluation.keys import RESULTS
 from pask.files import write_json
@@ -18,6 +18,17 @@ def load(config: RunConfig) -> LoadedModel:
     """The run's model, from its local path where one is given."""
     model = config.model
     return load_model(
+        model.path or model.source,
+        revision=model.revision,
+        sha256=model.sha256,
+        cache_dir=cache_dir(),
+    )
+
+
+def load_files(config: RunConfig) -> ModelFiles:
+    """The run's model without its weights."""
+    model = config.model
+    return model_files(
         model.path or model.source,
         revision=model.revision,
         sha256=model.sha256,

@@ -27,6 +27,7 @@ from pask.evaluation.parts import read_part
 from pask.evaluation.run import evaluate
 from pask.evaluation.score import long_table
 from pask.files import write_json, write_text
+from pask.methods.full import FullKV
 
 Trial = dict[str, Any]
 
@@ -76,7 +77,8 @@ def _counts(trial: RunConfig, splits: Splits) -> Trial:
     rows = load_rows()
     predictions = keys.prediction_file(trial, trial.entries[0], 0, 1)
     ids = splits.sample("cal", trial.data.sample)
-    long = long_table(trial, ids, {trial.entries[0].name: [predictions]})
+    full = trial.entries[0].name
+    long = long_table(trial, ids, {full: [predictions]}, {full: FullKV()})
     calls = {"right": 0, "too_many": 0, "too_few": 0, "malformed": 0}
     for record in read_part(predictions):
         answer = calls_of(record, trial.model.answer_form)

@@ -16,7 +16,7 @@ import torch
 
 from pask.bfcl.data import Row, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
-from pask.config import Entry, RunConfig
+from pask.config import RunConfig
 from pask.digests import digest
 from pask.engine.decode import generate
 from pask.engine.generation import MAX_ENTRIES, Limits, Task
@@ -27,8 +27,10 @@ from pask.evaluation.judge import judge
 from pask.evaluation.model import load
 from pask.evaluation.parts import finished
 from pask.evaluation.record import Record, record_of
+from pask.evaluation.settings import settings_of
 from pask.files import write_json, write_text
 from pask.json_lines import line_of, open_lines
+from pask.methods.contract import Method
 from pask.progress import Progress
 from pask.provenance import machine, revision
 
@@ -67,15 +69,19 @@ def evaluate(
     sample = splits.sample(config.data.part, config.data.sample)
     ids = [row_id for group in sample.values() for row_id in group][shard::shards]
     model = load(config)
-    decided_by = {e.name: keys.key_parts(config, e, model.digest) for e in entries}
-    folders = {name: keys.part_folder(config, name, parts) for name, parts in decided_by.items()}
-    done = {name: finished(folder) for name, folder in folders.items()}
-    missing = {i: tuple(e for e in entries if i not in done[e.name]) for i in ids}
+    settings = settings_of(config, model.digest, entries)
+    decided_by = {
+        entry: keys.key_parts(config, method, model.digest)
+        for entry, method in settings.methods.items()
+    }
+    folders = {entry: keys.part_folder(config, entry, parts) for entry, parts in decided_by.items()}
+    done = {entry: finished(folder) for entry, folder in folders.items()}
+    missing = {i: tuple(entry for entry in done if i not in done[entry]) for i in ids}
     name = keys.shard_name(shard, shards)
     targets = {e.name: keys.prediction_file(config, e, shard, shards) for e in entries}
     for path in targets.values():  # a folder that cannot be made is told before the work
         path.parent.mkdir(parents=True, exist_ok=True)
-    _generate_missing(config, model, missing, done, folders, name)
+    _generate_missing(config, model, settings.methods, missing, done, folders, name)
     about = {
         "run": config.run,
         "model": config.model.name,
@@ -89,11 +95,17 @@ def evaluate(
     }
     written = []
     for entry, path in targets.items():
-        write_text(path, "".join(line_of(done[entry][i]) for i in ids))
-        fresh = sum(entry in (e.name for e in still) for still in missing.values())
-        parts = decided_by[entry]
-        own = {"entry": entry, "items_computed_now": fresh, "key": digest(parts)}
-        write_json(path.with_suffix(".manifest.json"), about | own | {"decided_by": parts})
+        if entry in settings.not_reachable:
+            write_text(path, "")
+            own = {"items": 0, "not_reachable": settings.not_reachable[entry]}
+            parts = {"model": model.digest}
+        else:
+            write_text(path, "".join(line_of(done[entry][i]) for i in ids))
+            parts = decided_by[entry]
+            fresh = sum(entry in still for still in missing.values())
+            own = {"items_computed_now": fresh, "key": digest(parts)}
+        own |= {"entry": entry, "decided_by": parts}
+        write_json(path.with_suffix(".manifest.json"), about | own)
         written.append(path)
     return written
 
@@ -101,14 +113,15 @@ def evaluate(
 def _generate_missing(
     config: RunConfig,
     model: LoadedModel,
-    missing: Mapping[str, tuple[Entry, ...]],
+    methods: Mapping[str, Method],
+    missing: Mapping[str, tuple[str, ...]],
     done: dict[str, dict[str, Record]],
     folders: Mapping[str, Path],
     shard_name: str,
 ) -> None:
     """Answer each row under the entries that miss it, into the part files and into `done`."""
     rows = load_rows()
-    left = sum(len(entries) for entries in missing.values())
+    left = sum(len(names) for names in missing.values())
     total = len(missing) * len(done)
     what = f"evaluate {config.run} shard {shard_name}"
     tally = _Tally(done)
@@ -116,11 +129,11 @@ def _generate_missing(
         progress = stack.enter_context(Progress(what, total, done=total - left))
         writers = {
             name: stack.enter_context(open_lines(folders[name] / f"{shard_name}.jsonl"))
-            for name in sorted({e.name for entries in missing.values() for e in entries})
+            for name in sorted({name for names in missing.values() for name in names})
         }
         for generation in generate(
             model,
-            _tasks(config, model, rows, missing),
+            _tasks(config, model, methods, rows, missing),
             Limits(config.max_new_tokens),
             max_batch=config.engine.max_batch,
             kv_dtype=KV_DTYPES[config.engine.kv_dtype],
@@ -137,17 +150,18 @@ def _generate_missing(
 def _tasks(
     config: RunConfig,
     model: LoadedModel,
+    methods: Mapping[str, Method],
     rows: Mapping[str, Row],
-    missing: Mapping[str, tuple[Entry, ...]],
+    missing: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Task]:
     """Built one at a time, as decoding asks for them: a compiled grammar is not kept for long."""
     builder = RequestBuilder(
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )
-    for row_id, entries in missing.items():
-        if entries:
-            methods = tuple((entry.name, keys.method_of(entry)) for entry in entries)
+    for row_id, names in missing.items():
+        if names:
+            entries = tuple((name, methods[name]) for name in names)
             expected = config.model.expected_new_tokens[subset_of(rows[row_id].category)]
             request = builder.build(rows[row_id])
-            for start in range(0, len(methods), MAX_ENTRIES):
-                yield Task(request, methods[start : start + MAX_ENTRIES], expected)
+            for start in range(0, len(entries), MAX_ENTRIES):
+                yield Task(request, entries[start : start + MAX_ENTRIES], expected)

@@ -23,13 +23,12 @@ from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
 from pask.engine.kernel_body import kernel_body
 from pask.engine.kv_store import KV_DTYPES
-from pask.engine.loading import ModelFiles, model_files, tokenizer_info
+from pask.engine.loading import ModelFiles, tokenizer_info
 from pask.engine.trajectories import Header, Maker, Trajectory, open_writer, write
 from pask.errors import PaskError, known_names
 from pask.evaluation.keys import RESULTS
-from pask.evaluation.model import load
+from pask.evaluation.model import load, load_files
 from pask.methods.full import FullKV
-from pask.paths import cache_dir
 from pask.peers.vllm import VllmEngine
 from pask.progress import Progress
 from pask.provenance import source_digest, versions
@@ -74,7 +73,9 @@ def header_of(config: RunConfig, model_digest: str, vocab_size: int) -> Header:
 def collect(
     config: RunConfig, part: str, engine: EngineName = "pask", sample: int | None = None
 ) -> Path:
-    """Answer the rows of a part (at most `sample` a category) under Full KV; the file's path.
+    """Answer the rows of a part under Full KV; the file's path.
+
+    They are the run's sample of it, or the first `sample` of each category.
 
     Writes `trajectory_file`, rows in the split's order. What is finished is kept in
     results/<run>/parts/trajectories-<engine>-<key>, so nothing is asked twice and answers of
@@ -85,14 +86,9 @@ def collect(
         raise PaskError(f"unknown engine {engine!r}", todo=known_names(engine, _ENGINES))
     rows = load_rows()
     splits = build_splits(rows, config.data.split, config.data.seed)
-    ids = [i for group in splits.sample(part).values() for i in group[:sample]]
-    wanted = config.model
-    model = model_files(
-        wanted.path or wanted.source,
-        revision=wanted.revision,
-        cache_dir=cache_dir(),
-        sha256=wanted.sha256,
-    )
+    own = config.data.sample_of(part) if sample is None else None
+    ids = [i for group in splits.sample(part, own).values() for i in group[:sample]]
+    model = load_files(config)
     builder = RequestBuilder(
         model.tokenizer, tokenizer_info(model), config.model.prompt, config.model.answer_form
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pask.methods.levels import Level
@@ -171,7 +171,8 @@ class RequestState(ABC):
     - `wants`: the captures it needs;
     - `notes`, e.g. ("clamped",), are printed as counts beside the method's result;
     - `levels`: the low levels that its answers may use;
-    - `recent`: so many latest decoded tokens stay at HIGH whatever their final level;
+    - `recent`: beside the newest decoded token so many before it stay at HIGH whatever their final
+      level; -1: not even the newest, which attends to itself at its final level;
     - `shifted_keys`: low keys are stored centred and scaled per channel by the prompt's own
       statistics (two vectors a layer and kv head, which count), not plain;
     - `channel_keys`: keys at LOW2 share a scale and a zero per channel among 32 tokens, in the
@@ -204,6 +205,11 @@ class RequestState(ABC):
         """
         raise NotImplementedError("a state that acts on tokens has to define level_of")
 
+    def accepted(self, decoded: Decoded) -> None:
+        """Told of each decoded token where the state evicts, in order, when it is accepted: before
+        it is fed."""
+        return
+
     def evict(self, tokens: int, mass: torch.Tensor | None) -> torch.Tensor | None:
         """After a decode step: which of the `tokens` so far (prompt and decoded) to drop now.
 
@@ -226,7 +232,7 @@ class Method(ABC):
     """
 
     budget: float = 1.0
-    nominal: float | None = None
+    nominal: float | None = field(default=None, kw_only=True)
 
     name: ClassVar[str]
     label: ClassVar[str]  # as printed in tables
@@ -286,6 +292,6 @@ class PromptEvidence(Protocol):
 
         tokens: [n] int64, ascending. The squared L2 distance between the outputs with and without
         the change, summed over the prompt's queries, the maximum over query heads, summed over the
-        probed layers. With `channel_keys` (LOW2 only) tokens beyond the last multiple of 32 are
-        stored at LOW4. 0 for no tokens.
+        probed layers. With `channel_keys` (LOW2 only) tokens beyond the last multiple of 32
+        share ranges among themselves. 0 for no tokens.
         """

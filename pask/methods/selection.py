@@ -16,9 +16,9 @@ def by_kv_head(mass: torch.Tensor, info: PromptInfo) -> torch.Tensor:
 
 
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of the `count` highest scores of each row, [..., n] -> [..., count] int64 ascending.
+    """Positions of the `count` highest scores of each row: [..., n] to [..., count] int64.
 
-    Of equal scores the later position wins. 0 <= count <= n.
+    Ascending. Of equal scores the later position wins. 0 <= count <= n.
     """
     # A stable descending sort of the reversed row puts the later of two equals first.
     order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)

@@ -55,7 +55,9 @@ def entry_names(frame: pd.DataFrame) -> dict[str, Cell]:
     twice = seen.duplicated(["label", "budget"], keep=False)
     names: dict[str, Cell] = {}
     for row, ambiguous in zip(seen.to_dict("records"), twice, strict=True):
-        target = () if row["method"] == REFERENCE else (f"target {row['budget']:.2f}",)
+        target: Cell = (f"target {row['budget']:.2f}",)
+        if "@" not in row["entry"]:  # a method without a knob: see `pask.config`
+            target = () if row["method"] == REFERENCE else ("its own bytes",)
         names[row["entry"]] = (row["label"], *target, *((row["entry"],) if ambiguous else ()))
     return names
 
@@ -96,8 +98,11 @@ def accuracy_notes(frame: pd.DataFrame) -> list[str]:
         + (", so categories weigh as in the sample." if run != whole else "."),
         "B_persist: bytes resident at the end of a request over the bytes Full KV would hold then, "
         "a ratio of sums over the rows; everything that a method keeps is counted. Off budget: "
-        f"more than {rounded(100 * TOLERANCE, 0)} % (relative) off its target, so not a "
-        "comparison at equal bytes.",
+        f"more than {rounded(50 * TOLERANCE, 0)} % (relative) off its target; two entries of one "
+        f"target without that flag are within {rounded(100 * TOLERANCE, 0)} % of each other, "
+        "others are no comparison at equal bytes. Its own bytes: a method without a knob.",
+        "Unreachable: rows that a method holds above what its knob asks, because it cannot go "
+        "lower there; clamped: rows on which it shrank a window or the like.",
     ]
     if frame["diff_vs_full_pp"].notna().any():
         tests = int(frame["holm_p"].notna().sum())
@@ -109,9 +114,10 @@ def accuracy_notes(frame: pd.DataFrame) -> list[str]:
     if (frame["n"] < SMALL_CELL).any():
         notes.append(f"Cells with fewer than {SMALL_CELL} rows cannot rank methods.")
     notes += _paper_notes(frame)
-    missing = frame.loc[frame["flag"] == "not run", "entry"].unique()
-    if len(missing):
-        notes.append(f"Not run: {', '.join(missing)}.")
+    for flag in ("not run", "not reachable"):
+        missing = frame.loc[frame["flag"] == flag, "entry"].unique()
+        if len(missing):
+            notes.append(f"{flag.capitalize()}: {', '.join(missing)}.")
     return notes
 
 
@@ -145,8 +151,8 @@ def _accuracy(frame: pd.DataFrame, subset: str, names: dict[str, Cell]) -> Block
     for entry, name in names.items():
         cells = frame[frame["entry"] == entry].set_index("category")
         total = cells.loc[overall]
-        if total["flag"] == "not run":
-            lines.append(Line((name, *[("not run",)] * (len(header) - 1))))
+        if pd.isna(total["k"]):
+            lines.append(Line((name, *[(total["flag"],)] * (len(header) - 1))))
         else:
             off = (total["flag"],) if total["flag"] else ()
             lines.append(
@@ -207,7 +213,7 @@ def _overalls(
     for subset in subsets:
         rows = frame[frame["category"] == f"{subset}_overall"].set_index("entry")
         for entry, name in names.items():
-            if rows.loc[entry, "flag"] != "not run":
+            if not pd.isna(rows.loc[entry, "k"]):
                 yield name, (SUBSET_NAMES[subset],), rows.loc[entry]
 
 
@@ -239,13 +245,17 @@ def _bytes(frame: pd.DataFrame, subsets: Sequence[str], names: dict[str, Cell]) 
         "b_prompt": "prompt",
         "b_decode": "decode",
     }
-    header = ("method", "rows", *shares.values(), "clamped")
+    header = ("method", "rows", "knob", *shares.values(), "unreachable", "clamped")
     lines = [
         Line(
             (
                 name,
                 subset,
-                *(NOTHING if pd.isna(row[s]) else (rounded(row[s], 4),) for s in shares),
+                *(
+                    NOTHING if pd.isna(row[s]) else (rounded(row[s], 4),)
+                    for s in ("nominal", *shares)
+                ),
+                (str(row["unreachable"]),),
                 (str(row["clamped"]),),
             )
         )

@@ -61,7 +61,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
                 markerfacecolor="white", markersize=4.5, markeredgewidth=0.9, zorder=3,
             )  # fmt: skip
         if pd.isna(row["k"]):
-            axes.text(1, y, "not run", color=style.SOFT, fontsize=7, va="center")
+            axes.text(1, y, row["flag"], color=style.SOFT, fontsize=7, va="center")
             continue
         axes.plot(
             (row["ci_low"], row["ci_high"]), (y, y), color=color, linewidth=1.6,

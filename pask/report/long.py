@@ -21,20 +21,23 @@ NUMBERS = (
 )  # fmt: skip
 
 
+OPTIONAL = ("nominal",)  # empty for a method without a knob
+
+
 def read_long(path: Path) -> pd.DataFrame:
     """Read `long.csv`; empty text stays empty text. Raises PaskError where it is not one."""
     if not path.is_file():
         raise PaskError("there is no long table", where=str(path), todo="run the evaluation first")
     try:
         columns = pd.read_csv(path, nrows=0).columns
-        missing = [name for name in TEXT + NUMBERS if name not in columns]
+        missing = [name for name in TEXT + NUMBERS + OPTIONAL if name not in columns]
         if missing:
             raise PaskError(f"the long table lacks {', '.join(missing)}", where=str(path))
         return pd.read_csv(
             path,
             dtype=dict.fromkeys(TEXT, str),
             keep_default_na=False,
-            na_values={name: [""] for name in NUMBERS},
+            na_values={name: [""] for name in NUMBERS + OPTIONAL},
         )
     except ValueError as error:
         raise PaskError(f"not a long table: {error}", where=str(path)) from error

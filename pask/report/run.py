@@ -28,7 +28,7 @@ def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
     """The run's long table, its accuracy table and its splits."""
     path = keys.RESULTS / config.run / "long.csv"
     long = read_long(path)
-    keys.check_made_for(config, path)
+    made = keys.check_made_for(config, path)
     splits = keys.read_splits(config)
     sample = splits.sample(config.data.part, config.data.sample)
     frame = accuracy_table(
@@ -39,6 +39,7 @@ def _frame(config: RunConfig) -> tuple[pd.DataFrame, pd.DataFrame, Splits]:
         labels=_labels(),
         split_sizes=splits.sizes(config.data.part),
         paper_model=config.paper_model,
+        not_reachable=made.get("not_reachable", ()),
     )
     return long, frame, splits
 
@@ -49,7 +50,13 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
     passable = Ceiling.read(CONFIGS / "bfcl-ceiling.json").passable(ids)
     cut = long[long["finish"] == "length"].groupby("entry", sort=False).size()
     cut_off = ", ".join(f"{entry} {n}" for entry, n in cut.items()) or "none"
+    knobs = "Knobs follow from the budgets alone."
+    if config.budget.search:
+        dev = splits.sample("dev", config.data.sample_of("dev"))
+        same = ", the rows of this table among them" if config.data.part == "dev" else ""
+        knobs = f"Knobs were set on {sum(map(len, dev.values()))} development rows{same}."
     return [
+        knobs,
         f"Prompt {config.model.prompt}, answer form {config.model.answer_form}, greedy decoding "
         f"under the grammar, at most {config.max_new_tokens} new tokens (answers cut off by "
         f"that limit, which count as wrong: {cut_off}).",

@@ -6,8 +6,8 @@ for itself what it is made of: model, split, n, and in `smoke` why it is no evid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import nan
+from collections.abc import Collection, Mapping, Sequence
+from math import isnan, nan
 from typing import Any
 
 import pandas as pd
@@ -15,22 +15,25 @@ import pandas as pd
 from pask.bfcl.data import SUBSETS
 from pask.config import Entry
 from pask.errors import PaskError
+from pask.methods.contract import UNREACHABLE
 from pask.report import paper as published
 from pask.report.long import check_long, entries_of, labels_of
 from pask.report.statistics import holm, mcnemar, paired_difference, wilson
 
-TOLERANCE = 0.02  # how far, relatively, reached bytes may lie off their target without a flag
+TOLERANCE = 0.02
+"""How far apart, relatively, the reached bytes of two entries of one target may be without a flag;
+so half of it from the target."""
 REFERENCE = "full"  # the method that all others are paired with
 
 COLUMNS = (
-    "model", "split", "method", "label", "budget", "entry", "category", "k", "n", "split_n",
-    "accuracy_pct", "ci_low", "ci_high", "b_persist", "b_avg", "b_prompt", "b_decode", "clamped",
-    "flips", "lost", "gained", "diff_vs_full_pp", "diff_low", "diff_high", "clusters",
-    "mcnemar_p", "holm_p", "flag", "paper_model", "paper_k", "paper_n", "paper_accuracy_pct",
-    "verdict", "smoke",
+    "model", "split", "method", "label", "budget", "nominal", "entry", "category", "k", "n",
+    "split_n", "accuracy_pct", "ci_low", "ci_high", "b_persist", "b_avg", "b_prompt", "b_decode",
+    "unreachable", "clamped", "flips", "lost", "gained", "diff_vs_full_pp", "diff_low",
+    "diff_high", "clusters", "mcnemar_p", "holm_p", "flag", "paper_model", "paper_k", "paper_n",
+    "paper_accuracy_pct", "verdict", "smoke",
 )  # fmt: skip
-COUNTS = ("k", "n", "split_n", "clamped", "flips", "lost", "gained", "clusters", "paper_k",
-          "paper_n")  # fmt: skip
+COUNTS = ("k", "n", "split_n", "unreachable", "clamped", "flips", "lost", "gained", "clusters",
+          "paper_k", "paper_n")  # fmt: skip
 
 
 def accuracy_table(
@@ -43,20 +46,24 @@ def accuracy_table(
     split_sizes: Mapping[str, int] = published.TEST_SIZES,
     paper_model: str = "Qwen3-4B",
     smoke: str = "",
+    not_reachable: Collection[str] = (),
 ) -> pd.DataFrame:
     """One row an entry and category, then one for its subset's overall (micro: counts are summed).
 
     `sizes` is how many rows of each category were to be run, `split_sizes` how many the whole split
     has; where they differ the table calls itself a sample. `entries` lists what the config asks for
-    (default: what the long table has); one without any row becomes "not run" and takes its label
-    from `labels` (method name -> label). `smoke` is a further reason why the figures are no
-    evidence, e.g. "tiny random model".
+    (default: what the long table has); one without any row becomes "not run", or "not reachable"
+    where its budget is, and takes its label from `labels` (method name -> label). `smoke` is a
+    further reason why the figures are no evidence, e.g. "tiny random model".
 
     Shares are ratios of sums over the row's items: `b_persist` resident bytes at the end over Full
     KV's, `b_prompt` and `b_decode` the same within each stage, `b_avg` byte-steps over Full KV's
-    byte-steps. `lost` and `gained` count items that Full KV alone, or this entry alone, got right.
-    Overalls are compared with Full KV: difference in pp with its paired cluster-bootstrap interval,
-    exact McNemar p, and Holm's p over all such comparisons of this table.
+    byte-steps. `nominal` is the knob's value, missing where the method has none: such an entry
+    holds its own bytes and has no target. `unreachable` counts rows held above what the knob asks,
+    `clamped` those with another note. `lost` and `gained` count items that Full KV alone, or this
+    entry alone, got right. Overalls are compared with Full KV: difference in pp with its paired
+    cluster-bootstrap interval, exact McNemar p, and Holm's p over all such comparisons of this
+    table.
 
     Raises HarnessFault where the long table is incomplete or inconsistent, PaskError where
     `paper_model` is not one of the paper's.
@@ -93,7 +100,7 @@ def accuracy_table(
                 "split_n": sum(split_sizes[c] for c in members),
             }
             if entry_rows.empty:
-                record["flag"] = "not run"
+                record["flag"] = "not reachable" if entry.name in not_reachable else "not run"
             else:
                 rows = entry_rows[entry_rows["category"].isin(members)]
                 record |= _measured(rows, entry.budget)
@@ -167,10 +174,12 @@ def _measured(rows: pd.DataFrame, budget: float) -> dict[str, Any]:
     k, n = int(rows["correct"].sum()), len(rows)
     low, high = wilson(k, n)
     total = rows.sum(numeric_only=True)
+    nominal = float(rows["nominal"].iloc[0])
+    notes = rows["notes"].fillna("").str.split()
     decode_full = total["full_bytes"] - total["full_prompt_bytes"]
     resident = total["resident_prompt_bytes"] + total["resident_decode_bytes"]
     b_persist = _share(resident, total["full_bytes"])
-    off = abs(b_persist / budget - 1) > TOLERANCE
+    off = not isnan(nominal) and abs(b_persist / budget - 1) > TOLERANCE / 2
     return {
         "k": k,
         "accuracy_pct": 100 * k / n,
@@ -180,7 +189,9 @@ def _measured(rows: pd.DataFrame, budget: float) -> dict[str, Any]:
         "b_avg": _share(total["resident_byte_steps"], total["full_byte_steps"]),
         "b_prompt": _share(total["resident_prompt_bytes"], total["full_prompt_bytes"]),
         "b_decode": _share(total["resident_decode_bytes"], decode_full),
-        "clamped": int(rows["notes"].fillna("").str.contains("clamped").sum()),
+        "nominal": nominal,
+        "unreachable": sum(UNREACHABLE in said for said in notes),
+        "clamped": sum(any(note != UNREACHABLE for note in said) for said in notes),
         "flag": f"off budget: {b_persist:.3g}" if off else "",
     }
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.paged import HighPages, KeyShift, LowPages, Pages, Region
+from kernels.paged import ChannelPages, HighPages, KeyShift, LowPages, Pages, Region
 
 BODIES = {"reference": "kernels.reference", "cpu": "kernels.cpu", "triton": "kernels.triton"}
 """Every body of the operations by the name of its module."""
 
-KINDS: dict[str, torch.dtype | int] = {
+KINDS: dict[str, torch.dtype | int | None] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
@@ -28,8 +28,9 @@ KINDS: dict[str, torch.dtype | int] = {
     "low3": 3,
     "low4": 4,
     "low8": 8,
+    "channel2": None,
 }
-"""Kinds of pages: a dtype, or a code width."""
+"""Kinds of pages: a dtype, a code width, or None for `ChannelPages`."""
 
 
 def load_body(name: str) -> ModuleType:
@@ -134,23 +135,27 @@ class AttentionCase:
 def pages_to(pages: Pages, device: str) -> Pages:
     if isinstance(pages, HighPages):
         return HighPages(pages.data.to(device))
-    return LowPages(pages.codes.to(device), pages.ranges.to(device), pages.bits)
+    codes, ranges = pages.codes.to(device), pages.ranges.to(device)
+    if isinstance(pages, ChannelPages):
+        return ChannelPages(codes, ranges)
+    return LowPages(codes, ranges, pages.bits)
 
 
-def random_pages(
-    kind: str, pages: int, page_slots: int, head_dim: int, seed: int = 0
-) -> HighPages | LowPages:
+def random_pages(kind: str, pages: int, page_slots: int, head_dim: int, seed: int = 0) -> Pages:
     """Pages with something in every slot."""
     maker = torch.Generator().manual_seed(seed)
     stored = KINDS[kind]
     if isinstance(stored, torch.dtype):
         return HighPages(torch.randn(pages, 2, page_slots, head_dim, generator=maker).to(stored))
-    shape = (pages, 2, page_slots, head_dim // 8 * stored)
+    bits = stored or 2
+    shape = (pages, 2, page_slots, head_dim // 8 * bits)
     codes = torch.randint(0, 256, shape, generator=maker, dtype=torch.uint8)
-    ranges = torch.rand(pages, 2, page_slots, head_dim // 32, 2, generator=maker)
-    ranges[..., 0] = (ranges[..., 0] + 0.5) * 4 / (1 << stored)
+    ranges = torch.rand(pages, 2, page_slots * (head_dim // 32), 2, generator=maker)
+    ranges[..., 0] = (ranges[..., 0] + 0.5) * 4 / (1 << bits)
     ranges[..., 1] -= 2.5
-    return LowPages(codes, ranges.half(), stored)
+    if stored is None:
+        return ChannelPages(codes, ranges.half())
+    return LowPages(codes, ranges.half().view(*shape[:3], head_dim // 32, 2), stored)
 
 
 def random_table(sequences: int, kv_heads: int, table_pages: int, seed: int = 0) -> torch.Tensor:
@@ -173,12 +178,13 @@ def attention_case(spec: AttentionSpec) -> AttentionCase:
         stop = start + torch.where(torch.tensor(made.counts)[:, None] > 0, count.clamp(min=1), 0)
         stop = stop.to(torch.int32)
         most = made.ring or max(int(stop.max()), 1)
-        table_pages = -(-most // spec.page_slots)
+        page_slots = 32 if made.kind == "channel2" else spec.page_slots
+        table_pages = -(-most // page_slots)
         seed = spec.seed + 10 * number
         pages = random_pages(
             made.kind,
             sequences * spec.kv_heads * table_pages,
-            spec.page_slots,
+            page_slots,
             spec.head_dim,
             seed + 1,
         )
@@ -207,14 +213,20 @@ def attention_case(spec: AttentionSpec) -> AttentionCase:
 
 
 def _spoil_unseen(region: Region, sequences: Sequence[int]) -> None:
-    """NaN into every slot of the pool that no row sees (a quantised slot's range)."""
-    data = region.pages.data if isinstance(region.pages, HighPages) else region.pages.ranges
-    seen = torch.zeros(data.shape[0], data.shape[2], dtype=torch.bool)
+    """NaN into every slot of the pool that no row sees (a quantised slot's range); into keys that
+    have their range by channel where a whole page is unseen."""
+    pages = region.pages
+    data = pages.data if isinstance(pages, HighPages) else pages.ranges
+    seen = torch.zeros(data.shape[0], pages.page_slots, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
         for head in range(region.stop.shape[1]):
             for slot in visible_slots(region, row, head):
                 page, place = find(region, sequence, head, slot)
                 seen[page, place] = True
+    if isinstance(pages, ChannelPages):
+        data[~seen.any(1), 0] = float("nan")
+        data[:, 1].view(*seen.shape, -1)[~seen] = float("nan")
+        return
     for half in (0, 1):
         data[:, half][~seen] = float("nan")
 
@@ -254,7 +266,13 @@ def stored_values(pages: Pages) -> np.ndarray:
         return pages.data.double().numpy()
     head_dim = pages.codes.shape[-1] * 8 // pages.bits
     codes = read_codes(pages.codes.numpy(), pages.bits, head_dim)
-    ranges = np.repeat(pages.ranges.double().numpy(), 32, axis=-2)
+    ranges = pages.ranges.double().numpy()
+    if isinstance(pages, ChannelPages):
+        by_channel = np.broadcast_to(ranges[:, 0, None], (*codes[:, 0].shape, 2))
+        by_token = ranges[:, 1].reshape(-1, 32, head_dim // 32, 2)
+        ranges = np.stack((by_channel, np.repeat(by_token, 32, axis=-2)), axis=1)
+    else:
+        ranges = np.repeat(ranges, 32, axis=-2)
     return codes * ranges[..., 0] + ranges[..., 1]
 
 
@@ -343,7 +361,7 @@ ATTENTION = {
     "every width at once": AttentionSpec(
         tuple(
             RegionSpec(kind, (n,))
-            for kind, n in zip(KINDS, (3, 9, 0, 40, 17, 33, 64), strict=True)
+            for kind, n in zip(KINDS, (3, 9, 0, 40, 17, 33, 64, 96), strict=True)
             if kind not in ("bf16", "fp32")
         ),
         shift=True,
@@ -373,6 +391,30 @@ ATTENTION = {
     ),
     "a ring that ends inside a page": AttentionSpec(
         (RegionSpec("fp16", (19, 18), first=(30, 31), ring=20),), sequences=(0, 0)
+    ),
+    **{
+        f"groups of tokens, head_dim {dim}, group {group}": AttentionSpec(
+            (
+                RegionSpec("fp16", (21,)),
+                RegionSpec("channel2", (96,)),
+                RegionSpec("low4", (33,)),
+            ),
+            head_dim=dim,
+            group=group,
+            kv_heads=1,
+            shift=group == 4,
+        )
+        for dim, group in ((32, 1), (64, 2), (96, 4), (128, 7))
+    },
+    "groups of tokens, seen in part by a run": AttentionSpec(
+        (
+            RegionSpec("channel2", (160, 70, 64, 32, 1), first=(0, 40, 32, 63, 95)),
+            RegionSpec("fp16", (3, 4, 5, 6, 7)),
+        ),
+        sequences=(1, 1, 1, 1, 0),
+    ),
+    "slots chosen in groups of tokens": AttentionSpec(
+        (RegionSpec("channel2", (90,)), RegionSpec("fp16", (5,))), picks=20
     ),
     "chosen slots": AttentionSpec(
         (RegionSpec("fp16", (90, 91, 40)), RegionSpec("low4", (5, 6, 7))),

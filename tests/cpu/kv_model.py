@@ -50,6 +50,7 @@ class SeatModel:
     has_statistics: bool  # low keys are stored freed of the prompt's
     layers: int
     kv_heads: int
+    channel_keys: bool = False  # keys at LOW2 are quantised by channel of 32 tokens
     prompt: dict[tuple[int, int], dict[int, Token]] = field(default_factory=dict)
     decoded: dict[tuple[int, int], list[Token]] = field(default_factory=dict)
     evicted: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # positions
@@ -61,7 +62,8 @@ class SeatModel:
     def of(cls, seat: Seat, layers: int, kv_heads: int) -> SeatModel:
         """An empty one."""
         statistics = seat.normalise and bool(seat.levels)
-        model = cls(seat.prompt_tokens, seat.recent, seat.ring_slots, statistics, layers, kv_heads)
+        shape = layers, kv_heads, seat.channel_keys
+        model = cls(seat.prompt_tokens, seat.recent, seat.ring_slots, statistics, *shape)
         for where in model.heads:
             model.prompt[where], model.decoded[where], model.evicted[where] = {}, [], set()
         return model
@@ -87,6 +89,20 @@ class SeatModel:
                     self.prompt[layer, head][token] = Token(
                         level, keys[head, token], values[head, token]
                     )
+            if self.channel_keys and tokens and Level.LOW2 in tokens:
+                self._give_back_groups((layer, head), tokens[Level.LOW2][head].tolist())
+
+    def _give_back_groups(self, where: tuple[int, int], named: list[int]) -> None:
+        for start in range(0, len(named), GROUP):
+            group = [self.prompt[where][token] for token in named[start : start + GROUP]]
+            by_channel = np.stack([token.key for token in group], axis=1)
+            keys = np.stack([quantised(channel, 2) for channel in by_channel], axis=1)
+            for token, key in zip(group, keys, strict=True):
+                token.given_back = key, quantised(token.value, 2)
+
+    def low_kind(self, level: Level) -> str:
+        by_channel = self.channel_keys and level is Level.LOW2
+        return "channel2" if by_channel else f"low{int(level)}"
 
     @property
     def fed(self) -> int:
@@ -127,7 +143,7 @@ class SeatModel:
             elif token.level is Level.RELEASE:
                 continue
             else:
-                kind, pair = f"low{int(token.level)}", self.low(where, token)
+                kind, pair = self.low_kind(token.level), self.low(where, token)
             found.setdefault(kind, {})[position] = pair
         return found
 
@@ -154,8 +170,10 @@ class SeatModel:
             held = self.resident(where, fed)
             for level in {token.level for token in tokens} - {Level.RELEASE}:
                 high = level is Level.HIGH
-                slots = len(held.get("high" if high else f"low{int(level)}", {}))
-                total += -(-slots // page_slots) * page_slots * slot_bytes(level, head_dim)
+                kind = "high" if high else self.low_kind(level)
+                size = GROUP if kind == "channel2" else page_slots
+                pages = -(-len(held.get(kind, {})) // size)
+                total += pages * size * slot_bytes(level, head_dim)
             waited = sum(token.level is not Level.HIGH for token in self.decoded[where][:fed])
             most = min(self.recent + 1, self.ring_slots)
             pages = min(-(-waited // page_slots), -(-most // page_slots))
@@ -165,7 +183,8 @@ class SeatModel:
 
 
 def slot_bytes(level: Level, head_dim: int) -> int:
-    """Key and value of one token of one kv head: 16 bit, or codes with fp16 scales and zeros."""
+    """Key and value of one token of one kv head: 16 bit, or codes with fp16 scales and zeros (as
+    many by channel of 32 tokens as by token of 32 channels)."""
     if level is Level.HIGH:
         return 2 * 2 * head_dim
     return 2 * (head_dim * int(level) // 8 + head_dim // GROUP * 4)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pask.engine.kv_seat import CHANNEL2
 from pask.engine.kv_store import KVShape, KVStore, Run, Seat
 from pask.methods.contract import Placement
 from pask.methods.levels import LOW_LEVELS, Level
@@ -19,7 +20,7 @@ BELOW = (Level.HIGH, Level.LOW4, Level.LOW2, Level.RELEASE)
 
 
 def new_store(capacity: int = 512, *, page: int = 4, seats: int = 6, **rest: object) -> KVStore:
-    mix = dict.fromkeys((Level.HIGH, *LOW_LEVELS), 1.0)
+    mix = dict.fromkeys((Level.HIGH, *LOW_LEVELS, CHANNEL2), 1.0)
     options: dict[str, object] = {"seats": seats, "max_tokens": 128, "page_slots": page, **rest}
     return KVStore.sized(SHAPE, capacity, mix, **options)
 

@@ -27,6 +27,8 @@ from pask.errors import HarnessFault
 from pask.evaluation import keys, parts
 from pask.evaluation.prompts import best, trials_table
 from pask.evaluation.score import COLUMNS, long_table
+from pask.evaluation.settings import settings_of
+from pask.methods.full import FullKV
 from tests.cpu.tiny import tiny_folder
 
 SAMPLE = {"simple_python": 3, "multiple": 2, "parallel": 2, "live_simple": 1}
@@ -85,6 +87,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         "data": {"sample": SAMPLE},
         "decode": {"max_new_tokens": 24},
         "engine": {"max_batch": 4, "shards": 2},
+        "budget": {"search": False},
         "methods": [{"name": "full"}, {"name": "snapkv", "budgets": [0.2, 0.5]}],
     }
     path.write_text(yaml.safe_dump(raw))
@@ -175,9 +178,10 @@ def test_one_method_alone_takes_what_the_shards_left(finished: Path, config: Pat
     assert not (folder / "full/1-of-1.jsonl").exists()
     out = finished / "snapkv.csv"
     ok(*f"score --config {config} --methods snapkv --shards 1 --out {out}".split(), cwd=finished)
-    whole = pd.read_csv(finished / "results/tiny/long.csv", keep_default_na=False)
+    text = {"keep_default_na": False, "dtype": str}
+    whole = pd.read_csv(finished / "results/tiny/long.csv", **text)
     pd.testing.assert_frame_equal(
-        pd.read_csv(out, keep_default_na=False),
+        pd.read_csv(out, **text),
         whole[whole["method"] == "snapkv"].reset_index(drop=True),
     )
 
@@ -203,9 +207,9 @@ def test_missing_predictions_are_a_fault_of_the_harness(finished: Path, config: 
     ids = Splits.read(finished / "results/tiny/splits.json").sample("test", SAMPLE)
     first = finished / "results/tiny/predictions/full/1-of-2.jsonl"
     with pytest.raises(HarnessFault, match=f"{ROWS // 2} of {ROWS} items have no prediction"):
-        long_table(loaded, ids, {"full": [first]})
+        long_table(loaded, ids, {"full": [first]}, {"full": FullKV()})
     with pytest.raises(HarnessFault, match="is there twice"):
-        long_table(loaded, ids, {"full": [first, first]})
+        long_table(loaded, ids, {"full": [first, first]}, {"full": FullKV()})
 
 
 def test_a_damaged_part_file_is_named(finished: Path, config: Path, tmp_path: Path) -> None:
@@ -294,8 +298,9 @@ def test_an_edited_split_file_is_refused(config: Path, tmp_path: Path) -> None:
 def test_a_key_changes_with_what_decides_and_with_nothing_else(config: Path) -> None:
     def key(*overrides: str) -> str:
         loaded = load(config, overrides)
-        entry = next(e for e in loaded.entries if e.method == "snapkv")
-        return digest(keys.key_parts(loaded, entry, "model"))
+        methods = settings_of(loaded, "model").methods.values()
+        method = next(m for m in methods if m.name == "snapkv")
+        return digest(keys.key_parts(loaded, method, "model"))
 
     assert key() == key("engine.max_batch=64", "engine.shards=7", "data.sample={multiple: 1}")
     decisive = [

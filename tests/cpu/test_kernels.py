@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.paged import BITS, HighPages, KeyShift, LowPages, Region
+from kernels.paged import BITS, ChannelPages, HighPages, KeyShift, LowPages, Region
 from kernels.reference import dequantise, pack, quantise, unpack
 from kernels.reference.scores import QUERY_BLOCK
 from tests.cpu.kernel_cases import (
@@ -55,6 +55,7 @@ RUNS = AttentionSpec(
         RegionSpec("low4", (100, 101, 102, 103, 0, 77)),
         RegionSpec("low2", (9, 9, 9, 9, 70, 1)),
         RegionSpec("low8", (50, 51, 52, 53, 3, 9), first=(7, 6, 5, 4, 1, 0)),
+        RegionSpec("channel2", (64, 64, 64, 64, 96, 0)),
     ),
     sequences=(1, 1, 1, 1, 0, 2),
     shift=True,
@@ -242,6 +243,43 @@ def test_append_low_to_the_bit(bits: int, shifted: bool, body: ModuleType) -> No
     body.append_low(pages, table, sequence, slot, k, v, shift)
     assert np.array_equal(read_codes(pages.codes.numpy(), bits, 64), codes)
     assert np.array_equal(pages.ranges.numpy(), ranges)
+
+
+@pytest.mark.parametrize("head_dim", [32, 96])
+def test_put_channel_to_the_bit(head_dim: int, body: ModuleType) -> None:
+    """Keys by channel of a group's 32 tokens, values by token of 32 channels."""
+    torch.manual_seed(head_dim)
+    pages = random_pages("channel2", 9, 32, head_dim)
+    assert isinstance(pages, ChannelPages)
+    codes = read_codes(pages.codes.numpy(), 2, head_dim)
+    ranges = pages.ranges.numpy().copy()
+    k, v = torch.randn(2, 5, 32, head_dim).half().float()
+    k *= torch.logspace(-8, 3, head_dim)
+    k[1, :, 3], v[2, 7], v[3] = 1.5, 0.0, v[3] * 1e-3 + 300
+    k[4, :, 0] = torch.arange(32) / 2 % 3  # halfway between codes
+    page = torch.tensor([7, 0, 3, 8, 2])
+    for group, at in enumerate(page.tolist()):
+        for channel in range(head_dim):
+            codes[at, 0, :, channel], ranges[at, 0, channel] = _quantised(
+                k[group, :, channel].numpy(), 2
+            )
+        for token in range(32):
+            for n in range(head_dim // 32):
+                part = slice(32 * n, 32 * n + 32)
+                codes[at, 1, token, part], ranges[at, 1, token * (head_dim // 32) + n] = _quantised(
+                    v[group, token, part].numpy(), 2
+                )
+    body.put_channel(pages, page, k, v)
+    assert np.array_equal(read_codes(pages.codes.numpy(), 2, head_dim), codes)
+    assert np.array_equal(pages.ranges.numpy(), ranges)
+
+
+def test_groups_of_another_size_are_refused(body: ModuleType) -> None:
+    pages = random_pages("channel2", 2, 32, 32)
+    with pytest.raises(ValueError, match="groups of 32"):
+        body.put_channel(pages, torch.tensor([0]), *torch.zeros(2, 1, 31, 32))
+    with pytest.raises(ValueError, match="hold 32 tokens"):
+        random_pages("channel2", 2, 16, 32)
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp32"])

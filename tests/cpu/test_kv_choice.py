@@ -106,6 +106,31 @@ def test_bytes_of_summaries() -> None:
     assert store.resident_total(seat) == held[-1]
 
 
+def test_what_is_only_appended_enters_the_summaries() -> None:
+    """As attending does, in runs of any length, beside a seat without summaries."""
+    one, many = new_store(), new_store()
+    numbers = row_numbers(9, 0)
+    seats = [store.open(11, choice=SlotChoice(3, 8, 5)) for store in (one, many)]
+    fill(one, seats[0])
+    fill(many, seats[1])
+    plain = many.open(5)
+    fill(many, plain)
+    for n in range(7):
+        feed(one, [Run(seats[0], None, 1)], rows(numbers, slice(n, n + 1)))
+    for these, held in ((slice(0, 1), 1), (slice(1, 7), 6)):
+        step = many.begin([Run(plain, None, 2), Run(seats[1], None, held)])
+        _, k, v = rows(numbers, these)
+        for layer in range(SHAPE.layers):
+            beside = torch.full((2, *k.shape[2:]), 9.0)
+            step.append(layer, torch.cat((beside, k[layer])), torch.cat((beside, v[layer])))
+        step.finish()
+        many.check()
+    assert same(one, seats[0], many, seats[1])
+    last = rows(numbers, slice(7, 9))
+    out, _ = feed(one, [Run(seats[0], None, 2)], last)
+    assert torch.equal(out, feed(many, [Run(seats[1], None, 2)], last)[0])
+
+
 def test_forks_have_summaries_of_their_own() -> None:
     store = new_store()
     seat = store.open(11, choice=SlotChoice(3, 8, 4))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pask.engine.kv_seat import CHANNEL2, KIND_POOL, Pool, pool_slots
 from pask.engine.kv_store import KVShape, KVStore, OutOfPages, Run, Seat
 from pask.methods.contract import Placement
 from pask.methods.levels import LOW_LEVELS, Level
@@ -18,7 +19,7 @@ from tests.cpu.kv_model import SeatModel, Token
 
 LAYERS, HEADS, GROUP, DIM, PAGE, SEATS = 2, 2, 2, 32, 4, 4
 MAX_TOKENS = 64
-LOW_SETS = [(), (Level.LOW4,), (Level.LOW8, Level.LOW3), (Level.LOW2,)]
+LOW_SETS = [(), (Level.LOW4,), (Level.LOW8, Level.LOW3), (Level.LOW2,), (Level.LOW2, Level.LOW4)]
 
 
 class Lives(RuleBasedStateMachine):
@@ -27,7 +28,7 @@ class Lives(RuleBasedStateMachine):
         self.store = KVStore.sized(
             KVShape(LAYERS, HEADS, DIM),
             capacity,
-            dict.fromkeys((Level.HIGH, *LOW_LEVELS), 1.0),
+            dict.fromkeys((Level.HIGH, *LOW_LEVELS, CHANNEL2), 1.0),
             seats=SEATS,
             max_tokens=MAX_TOKENS,
             page_slots=PAGE,
@@ -48,13 +49,18 @@ class Lives(RuleBasedStateMachine):
     def picked(self, data: st.DataObject) -> Seat:
         return data.draw(st.sampled_from(sorted(self.models, key=lambda seat: seat.id)))
 
-    def placement(self, data: st.DataObject, prompt: int, levels: tuple[Level, ...]) -> Placement:
+    def placement(
+        self, data: st.DataObject, prompt: int, levels: tuple[Level, ...], channel_keys: bool
+    ) -> Placement:
         if data.draw(st.booleans(), label="whole"):
             return Placement()
         order = np.stack([self.random.permutation(prompt) for _ in range(HEADS)])
         tokens, start = {}, 0
         for level in (*levels, Level.HIGH):
-            count = data.draw(st.integers(0, prompt - start), label=level.name)
+            if channel_keys and level is Level.LOW2:
+                count = 32 * data.draw(st.integers(0, (prompt - start) // 32), label="groups")
+            else:
+                count = data.draw(st.integers(0, prompt - start), label=level.name)
             rows = np.sort(order[:, start : start + count], axis=1)
             tokens[level] = torch.from_numpy(rows)
             start += count
@@ -78,12 +84,15 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.booleans())
     def open(self, data: st.DataObject, share: bool) -> None:
         assume(len(self.models) < SEATS - share)
-        prompt = data.draw(st.integers(1, 19), label="prompt")
         levels = data.draw(st.sampled_from(LOW_SETS), label="levels")
+        channel_keys = data.draw(st.booleans(), label="channel_keys")
+        sizes = st.integers(30, 36) if channel_keys else st.integers(1, 19)
+        prompt = data.draw(sizes, label="prompt")
         kind = {
-            "recent": data.draw(st.integers(0, 6), label="recent"),
+            "recent": data.draw(st.integers(-1, 6), label="recent"),
             "levels": frozenset(levels),
-            "normalise": data.draw(st.booleans(), label="normalise"),
+            "normalise": not channel_keys and data.draw(st.booleans(), label="normalise"),
+            "channel_keys": channel_keys,
             "acts": data.draw(st.booleans(), label="acts"),
             "ring_slots": data.draw(st.sampled_from([None, 12, 30]), label="ring"),
         }
@@ -92,7 +101,7 @@ class Lives(RuleBasedStateMachine):
         try:
             for layer in range(LAYERS):
                 keys, values = self.numbers(HEADS, prompt, DIM), self.numbers(HEADS, prompt, DIM)
-                at = self.placement(data, prompt, levels)
+                at = self.placement(data, prompt, levels, channel_keys)
                 self.store.add_prompt(seats, layer, keys, values, at)
                 for model in models:
                     model.fill(layer, keys.half().numpy(), values.half().numpy(), at.tokens)
@@ -119,7 +128,8 @@ class Lives(RuleBasedStateMachine):
             rows = data.draw(st.integers(1, most), label="rows")
             levels = None
             if seat.acts and data.draw(st.booleans(), label="leveled"):
-                choice = [int(level) for level in (*seat.levels, Level.RELEASE, Level.HIGH)]
+                allowed = (*seat.decoded_levels, Level.RELEASE, Level.HIGH)
+                choice = [int(level) for level in allowed]
                 levels = self.random.choice(choice, size=(rows, LAYERS)).astype(np.int8)
             runs.append(Run(seat, levels, rows))
         assume(runs)
@@ -203,13 +213,19 @@ class Lives(RuleBasedStateMachine):
         seat = self.picked(data)
         model = self.models[seat]
         levels = data.draw(st.sampled_from(LOW_SETS), label="levels")
-        at = [self.placement(data, seat.prompt_tokens, levels) for _ in range(LAYERS)]
+        channel_keys = data.draw(st.booleans(), label="channel_keys")
+        at = [self.placement(data, seat.prompt_tokens, levels, channel_keys) for _ in range(LAYERS)]
         whole = all(
             len(tokens) == seat.prompt_tokens
             and all(token.level is Level.HIGH for token in tokens.values())
             for tokens in model.prompt.values()
         ) and not any(model.evicted.values())
-        kind = {"recent": data.draw(st.integers(0, 5)), "levels": frozenset(levels)}
+        kind = {
+            "recent": data.draw(st.integers(-1, 5)),
+            "levels": frozenset(levels),
+            "normalise": not channel_keys,
+            "channel_keys": channel_keys,
+        }
         if not whole:
             if not any(model.evicted.values()):
                 with pytest.raises(ValueError, match="whole prompt at HIGH"):
@@ -273,11 +289,13 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data(), high=st.integers(0, 40), low=st.integers(0, 10))
     def reserve(self, data: st.DataObject, high: int, low: int) -> None:
         seat = self.picked(data)
-        tokens = {Level.HIGH: high, **dict.fromkeys(seat.levels, low)}
+        pools = [KIND_POOL[seat.kind(level)] for level in seat.levels]
+        tokens: dict[Pool, int] = {Level.HIGH: high, **dict.fromkeys(pools, low)}
         try:
             self.store.reserve(seat, tokens)
         except OutOfPages:
-            assert not self.store.room_for({level: n + PAGE for level, n in tokens.items()})
+            more = {pool: n + pool_slots(pool, PAGE) for pool, n in tokens.items()}
+            assert not self.store.room_for(more)
 
     # Invariants
 
@@ -309,7 +327,7 @@ class Lives(RuleBasedStateMachine):
                         [expected[kind][token][part] for token in tokens[head].tolist()]
                     )
                     size = np.maximum(1.0, np.abs(wanted).max(axis=1, keepdims=True))
-                    near = 2e-5 * size if kind.startswith("low") else 0.0
+                    near = 0.0 if kind in ("high", "recent") else 2e-5 * size
                     assert (np.abs(got[head].numpy() - wanted) <= near).all()
 
 

@@ -79,6 +79,18 @@ def test_bytes_of_a_page(level: Level, bits_a_number: int) -> None:
     assert pool(level=level).page_bytes == 2 * 4 * 32 * bits_a_number // 8
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_bytes_of_a_page_of_32_tokens_by_channel(head_dim: int) -> None:
+    groups = PagePool(Level.LOW2, 1, page_slots=32, head_dim=head_dim, channel_keys=True)
+    keys = 32 * head_dim // 4 + head_dim * 4
+    values = 32 * head_dim // 4 + 32 * (head_dim // 32) * 4
+    assert groups.page_bytes == keys + values
+    with pytest.raises(ValueError, match="LOW4 keys are not quantised by channel"):
+        PagePool(Level.LOW4, 1, page_slots=32, head_dim=head_dim, channel_keys=True)
+    with pytest.raises(ValueError, match="hold 32 tokens"):
+        PagePool(Level.LOW2, 1, page_slots=16, head_dim=head_dim, channel_keys=True)
+
+
 def test_wide_numbers_make_wide_pages() -> None:
     wide = PagePool(Level.HIGH, 1, page_slots=2, head_dim=8, dtype=torch.float32)
     assert wide.page_bytes == 2 * 2 * 8 * 4

@@ -25,7 +25,7 @@ from tests.cpu.kv_stores import (
 
 
 @pytest.mark.parametrize("cuts", [[1] * 23, [2, 1, 5, 7, 8], [23], [10, 13]])
-@pytest.mark.parametrize("recent", [0, 3, 30])
+@pytest.mark.parametrize("recent", [-1, 0, 3, 30])
 def test_a_run_is_its_tokens_one_by_one(cuts: list[int], recent: int) -> None:
     """Outputs, stored bits and bytes; with a wrapped ring (the default) and a larger one."""
     levels, numbers = random_levels(23, BELOW, 1), row_numbers(23, 2)
@@ -34,7 +34,7 @@ def test_a_run_is_its_tokens_one_by_one(cuts: list[int], recent: int) -> None:
     at = Placement({Level.HIGH: tokens[:, :4], Level.LOW4: tokens[:, 4:]})
     alone, together = new_store(), new_store()
     one = alone.open(12, **kind)
-    many = together.open(12, ring_slots=recent + max(cuts), **kind)
+    many = together.open(12, ring_slots=max(recent, 0) + max(cuts), **kind)
     fill(alone, one, at)
     fill(together, many, at)
     start = 0

@@ -125,6 +125,23 @@ def test_an_eviction_that_makes_no_sense_changes_nothing(tokens: list, told: str
     assert store.dense(seat, 0)["high"][0].tolist() == [list(range(9))] * 3
 
 
+def test_what_a_freed_slot_held_is_not_there() -> None:
+    store = new_store()
+    seat = store.open(9)
+    fill(store, seat)
+    store.evict(seat, np.full((2, 3, 1), 7))  # 8, in the last slot, comes in its place
+    store.evict(seat, np.full((2, 3, 1), 0))
+    store.check()
+    assert store.dense(seat, 1)["high"][0].tolist() == [[8, 1, 2, 3, 4, 5, 6]] * 3
+    store.evict(seat, np.full((2, 3, 1), 6))  # itself the last: its slot goes on naming it
+    for gone in (6, 7, 9, 2**40 + 1):
+        with pytest.raises(ValueError, match="is not at HIGH"):
+            store.evict(seat, np.full((2, 3, 1), gone))
+    store.evict(seat, np.array([[[8, 3, 1]] * 3] * 2))
+    store.check()
+    assert store.dense(seat, 0)["high"][0].sort().values.tolist() == [[2, 4, 5]] * 3
+
+
 def test_after_a_cut_all_goes_on_as_if_nothing_had_been_fed() -> None:
     levels, numbers = random_levels(30, BELOW, 5), row_numbers(30, 6)
     kind = {"recent": 4, "levels": LOW4 | {Level.LOW2}, "ring_slots": 4 + 30 + 1}

@@ -1,5 +1,7 @@
 """SnapKV against worked examples and a slow, literal second implementation."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,6 +60,13 @@ def test_pooling_keeps_the_neighbours_of_a_peak() -> None:
     assert keep(method, info(12), mass) == [[2, 3, 4, 11]]
 
 
+def test_average_pooling_counts_what_lies_beyond_the_ends_as_zero() -> None:
+    """Means of three: 4/3, 2, 2/3, 2/3, 1.5, 1.5, 1.5, 0; the window is not pooled."""
+    mass = torch.tensor([[4.0, 0.0, 2.0, 0.0, 0.0, 4.5, 0.0, 0.0, 9.0]])
+    method = SnapKV(budget=4 / 9, window=1, kernel=3, pooling="avg", min_tokens=1)
+    assert keep(method, info(9), mass) == [[1, 5, 6, 8]]
+
+
 def test_of_equal_scores_the_more_recent_stays() -> None:
     method = SnapKV(budget=0.5, window=1, kernel=1, min_tokens=4)
     assert keep(method, info(8), torch.zeros(1, 8)) == [[4, 5, 6, 7]]
@@ -78,6 +87,20 @@ def test_a_short_prompt_shrinks_the_window_and_says_so() -> None:
     assert state.wants.window_queries == 8  # 32 tokens kept, a quarter of them the window
 
 
+def test_the_searched_knob_comes_before_the_budget() -> None:
+    method = SnapKV(budget=0.33, nominal=0.5, window=1, kernel=1, min_tokens=1)
+    mass = torch.tensor([[0.1, 0.9, 0.2, 0.8, 0.3, 0.0, 0.0, 0.0]])
+    assert keep(method, info(8), mass) == [[1, 3, 4, 7]]
+    state = SnapKV(budget=0.33, nominal=1.0).open(info(64))
+    assert (state.notes, state.place(0, Captures()).tokens) == ((), None)
+
+
+def test_a_prompt_shorter_than_the_least_is_kept_and_said_so() -> None:
+    state = SnapKV(budget=0.33, min_tokens=8).open(info(6))
+    assert state.notes == ("unreachable",)
+    assert state.place(0, Captures()).tokens is None
+
+
 def test_a_budget_too_tight_is_exceeded_and_said_so() -> None:
     state = SnapKV(budget=0.1, min_tokens=8).open(info(100, expected=60))
     assert "unreachable" in state.notes
@@ -93,24 +116,34 @@ def test_keep_everything_asks_for_nothing(prompt: int) -> None:
     assert state.place(0, Captures()).tokens is None
 
 
-@pytest.mark.parametrize("fields", [{"kernel": 4}, {"kernel": 0}, {"window": 0}, {"budget": 0.01}])
-def test_refused_parameters(fields: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kernel": 4},
+        {"kernel": 0},
+        {"window": 0},
+        {"min_tokens": 0},
+        {"pooling": "sum"},
+        {"budget": 0.01},
+        {"nominal": 1.5},
+    ],
+)
+def test_refused_parameters(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="snapkv"):
         SnapKV(**fields)
 
 
 def literal(
-    mass: torch.Tensor, groups: int, window: int, kernel: int, capacity: int
+    mass: torch.Tensor, groups: int, window: int, kernel: int, pooling: str, capacity: int
 ) -> list[list[int]]:
-    """SnapKV once more with plain loops: mean over the group, max over the kernel, sort, cut."""
+    """SnapKV once more with plain loops: mean over the group, pool, sort, cut."""
     heads, prompt = mass.shape
     kept = []
     for kv_head in range(heads // groups):
         rows = mass[kv_head * groups : (kv_head + 1) * groups].tolist()
         mean = [sum(row[i] for row in rows) / groups for i in range(prompt - window)]
-        pooled = [
-            max(mean[max(0, i - kernel // 2) : i + kernel // 2 + 1]) for i in range(len(mean))
-        ]
+        near = [mean[max(0, i - kernel // 2) : i + kernel // 2 + 1] for i in range(len(mean))]
+        pooled = [max(part) if pooling == "max" else sum(part) / kernel for part in near]
         ranked = sorted(range(len(mean)), key=lambda i: (-pooled[i], -i))
         kept.append(sorted(ranked[: capacity - window]) + list(range(prompt - window, prompt)))
     return kept
@@ -124,18 +157,26 @@ def literal(
     group_size=st.sampled_from([1, 2, 4]),
     budget=st.floats(0.1, 0.95),
     kernel=st.sampled_from([1, 3, 7, 63]),
+    pooling=st.sampled_from(["max", "avg"]),
     window=st.integers(1, 40),
 )
 def test_equals_the_literal_form(
-    seed: int, prompt: int, kv_heads: int, group_size: int, budget: float, kernel: int, window: int
+    seed: int,
+    prompt: int,
+    kv_heads: int,
+    group_size: int,
+    budget: float,
+    kernel: int,
+    pooling: str,
+    window: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    # Eighths are exact in binary, so both forms compute equal means and ties are real ties.
-    mass = torch.randint(0, 9, (kv_heads * group_size, prompt), generator=generator) / 8
-    method = SnapKV(budget=budget, window=window, kernel=kernel, min_tokens=1)
+    # Multiples of the kernel, divided by 8: means and averages are exact, and ties are real ties.
+    mass = kernel * torch.randint(0, 9, (kv_heads * group_size, prompt), generator=generator) / 8
+    method = SnapKV(budget=budget, window=window, kernel=kernel, pooling=pooling, min_tokens=1)
     about = info(prompt, kv_heads=kv_heads, group_size=group_size)
     capacity = max(1, method.capacity(about))
     if capacity >= prompt:
         return
     used = min(window, max(1, capacity // 4))
-    assert keep(method, about, mass) == literal(mass, group_size, used, kernel, capacity)
+    assert keep(method, about, mass) == literal(mass, group_size, used, kernel, pooling, capacity)

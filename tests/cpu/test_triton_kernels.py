@@ -28,6 +28,7 @@ QUICK = (
     "test_attention[head_dim 80, no low region]",
     "test_attention[empty regions beside one low slot]",
     "test_attention[every width at once]",
+    "test_attention[groups of tokens, head_dim 96, group 4]",
     "test_attention[chosen slots]",
     "test_neither_company_nor_a_wider_table_changes_a_bit",
     "test_large_and_small_numbers_lose_nothing",

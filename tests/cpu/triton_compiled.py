@@ -18,7 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kernels import triton as kernels
-from kernels.paged import HighPages, KeyShift, LowPages, Region
+from kernels.paged import ChannelPages, HighPages, KeyShift, LowPages, Pages, Region
 
 SHARED_BYTES = 99 * 1024
 
@@ -61,12 +61,17 @@ def _low_pages(bits: int, head_dim: int) -> LowPages:
     return LowPages(codes, torch.zeros(4, 2, 16, head_dim // 32, 2).half(), bits)
 
 
+def _channel_pages(head_dim: int) -> ChannelPages:
+    codes = torch.zeros(4, 2, 32, head_dim // 4, dtype=torch.uint8)
+    return ChannelPages(codes, torch.zeros(4, 2, head_dim, 2).half())
+
+
 def _shift(head_dim: int) -> KeyShift:
     return KeyShift(*torch.zeros(2, 2, 2, head_dim).half())
 
 
 def _attention(
-    pages: HighPages | LowPages,
+    pages: Pages,
     group: int,
     head_dim: int,
     *,
@@ -96,6 +101,7 @@ def quick() -> None:
     at = _ones(2, 2, 8), _ones(3), _ones(3, 2)
     _attention(_high_pages(64), 3, 64, ring=True, probabilities=True)
     _attention(_low_pages(4, 64), 3, 64, shift=True)
+    _attention(_channel_pages(64), 3, 64, probabilities=True)
     kernels.append_high(_high_pages(64), *at, k, k)
     kernels.append_low(_low_pages(4, 64), *at, k, k, _shift(64))
     kernels.append_bounds(_high_pages(64), *at, k, 4)
@@ -111,6 +117,8 @@ def full() -> None:
         kernels.column_mass(torch.zeros(4, 70, head_dim), torch.zeros(2, 70, head_dim))
     _attention(_high_pages(64, torch.bfloat16), 7, 64, ring=True)
     _attention(_high_pages(64, torch.float32), 7, 64)
+    for head_dim, group in ((32, 1), (96, 4), (128, 16), (256, 8)):
+        _attention(_channel_pages(head_dim), group, head_dim)
     at = _ones(2, 2, 8), _ones(3), _ones(3, 2)
     for bits in (2, 3, 4, 8):
         for head_dim, group in ((96, 1), (128, 4)):

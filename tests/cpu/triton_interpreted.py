@@ -33,6 +33,7 @@ from tests.cpu.test_kernels import (
     test_choose_slots,
     test_column_mass,
     test_no_rows_no_answer,
+    test_put_channel_to_the_bit,
     test_window_mass,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "test_choose_slots",
     "test_column_mass",
     "test_no_rows_no_answer",
+    "test_put_channel_to_the_bit",
     "test_window_mass",
 ]
 

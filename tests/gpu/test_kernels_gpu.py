@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from kernels.paged import HighPages, LowPages
+from kernels.paged import ChannelPages, HighPages, LowPages
 from tests.cpu.kernel_cases import AttentionCase, attention_case, load_body
 from tests.cpu.test_kernels import (
     RUNS,
@@ -79,7 +79,7 @@ def _there_and_back(operation: Callable[..., Any]) -> Callable[..., Any]:
         for here, there in zip(args, moved, strict=True):
             if isinstance(here, HighPages):
                 here.data.copy_(there.data)
-            elif isinstance(here, LowPages):
+            elif isinstance(here, LowPages | ChannelPages):
                 here.codes.copy_(there.codes)
                 here.ranges.copy_(there.ranges)
         return _to(answer, "cpu")

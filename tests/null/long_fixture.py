@@ -9,6 +9,7 @@ import pandas as pd
 from pask.report.paper import TEST_SIZES
 
 LABELS = {"full": "Full KV", "snapkv": "SnapKV", "pask": "PASK", "other": "Other & Sons_1"}
+FIXED = ("full",)  # without a knob
 BYTES = 1000  # Full KV per item: 900 of them prompt
 
 
@@ -39,6 +40,7 @@ def long_rows(
                     "method": method,
                     "label": LABELS[method],
                     "budget": budget,
+                    "nominal": float("nan") if method in FIXED else budget,
                     "entry": name,
                     "id": f"{category}_{i}",
                     "category": category,
@@ -54,7 +56,7 @@ def long_rows(
                     "full_bytes": BYTES,
                     "resident_byte_steps": round(9500 * share),
                     "full_byte_steps": 9500,
-                    "notes": "clamped window" if i < clamped else "",
+                    "notes": "unreachable window" if i < clamped else "",
                 }
             )
     return pd.DataFrame(records)

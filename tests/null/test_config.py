@@ -88,7 +88,7 @@ def test_layer_groups_may_be_given_by_their_first_layers() -> None:
         ("methods=[]", "methods: [] should be non-empty"),
         ("methods=[{name: snapvk}]", "unknown method 'snapvk'; did you mean 'snapkv'?"),
         ("methods=[{name: full}, {name: full}]", "'full' appears twice"),
-        ("methods=[{name: full, budgets: [0.5]}]", "budget 0.5 is outside 1.0..1.0"),
+        ("methods=[{name: full, budgets: [0.5]}]", "budget 0.5, but its bytes are what they are"),
         ("methods=[{name: snapkv, params: {windw: 8}}]", "did you mean 'window'?"),
         ("methods=[{name: snapkv, params: {kernel: 4}}]", "kernel must be odd"),
         ("max_new_tokens", "cannot read the override"),
@@ -128,5 +128,5 @@ def test_a_missing_file_names_those_that_are_there() -> None:
 
 
 def test_selecting_a_method_that_the_run_lacks() -> None:
-    with pytest.raises(PaskError, match=r"'h2o' is not in this run.*known: full, snapkv"):
-        load(DEFAULT).select(["h2o"])
+    with pytest.raises(PaskError, match=r"'h3o' is not in this run.*did you mean 'h2o'"):
+        load(DEFAULT).select(["h3o"])

@@ -71,8 +71,8 @@ private:
     void each_tile(size_t r, int half, const Use& use) {
         const Pages& pages = call_.regions[r].pages;
         const int64_t bytes = slot_bytes(pages.kind, call_.dim), groups = call_.dim / kGroup;
-        const bool low = !is_float(pages.kind);
-        ranges_.resize(2 * groups * kTile);
+        const bool low = !is_float(pages.kind), by_channel = pages.by_channel && half == 0;
+        ranges_.assign(2 * groups * kTile, 1.0f);  // scales of 1 where keys have theirs by channel
         Slots slots{pages.data + half * pages.page_slots * bytes, bytes, call_.dim, nullptr,
                     ranges_.data(), ranges_.data() + groups * kTile};
         const uint16_t* ranges = pages.ranges + (low ? half * pages.page_slots * groups * 2 : 0);
@@ -81,7 +81,10 @@ private:
             for (int64_t base = cover.start, next; base < stop; base = next) {
                 next = std::min(base / kTile * kTile + kTile, stop);
                 slots.index = &cover.index[base - cover.start];
-                if (low) read_ranges(ranges, slots.index, next - base, groups);
+                if (by_channel)
+                    read_channels(ranges + slots.index[0] / kTile * kTile * groups * 2);
+                else if (low)
+                    read_ranges(ranges, slots.index, next - base, groups);
                 tile(r, slots, base, next - base, cover.first, cover.stop, use);
             }
         }
@@ -108,6 +111,15 @@ private:
                 _mm256_storeu_ps(scales + i, _mm256_cvtph_ps(_mm256_castsi256_si128(apart)));
                 _mm256_storeu_ps(zeros + i, _mm256_cvtph_ps(_mm256_extracti128_si256(apart, 1)));
             }
+        }
+    }
+
+    // Scales and zeros of a page's key channels, [2, head_dim]; scales without the codes' powers.
+    void read_channels(const uint16_t* ranges) {
+        channels_.resize(2 * call_.dim);
+        for (int64_t c = 0; c < call_.dim; ++c) {
+            channels_[c] = from_half(ranges[2 * c]) / power_of(kQ2, c / 8 % 4);
+            channels_[call_.dim + c] = from_half(ranges[2 * c + 1]);
         }
     }
 
@@ -148,6 +160,7 @@ private:
             });
             return;
         }
+        if (call_.regions[r].pages.by_channel) return score_groups(r);
         const float* q = (call_.spread ? shifted_ : q_).data();
         for_codes_.resize(queries_ * dim), group_sums_.resize(queries_ * groups);
         for (int64_t i = 0; i < queries_ * dim; ++i)
@@ -170,6 +183,32 @@ private:
                 if (!call_.spread) continue;
                 for (int64_t i = from; i < to; ++i) scores[i - from] += centers_[m];
             }
+        });
+    }
+
+    // Keys with ranges by channel: q . k = (q scale) . codes + q . zero, anew in every page; tiles
+    // are pages, as neither is longer than the other and slots of such a region do not wrap.
+    void score_groups(size_t r) {
+        static_assert(kTile == kGroup, "a tile is to lie in one page");
+        const int64_t dim = call_.dim;
+        for_codes_.resize(kQueries * dim);
+        each_tile(r, 0, [&](const Body& body, const Slots& slots, int64_t n, int64_t many,
+                            int64_t from, int64_t to, float* scores) {
+            float constants[kQueries];
+            for (int64_t m = 0; m < many; ++m) {
+                __m256 constant = _mm256_setzero_ps();
+                for (int64_t c = 0; c < dim; c += 8) {
+                    const __m256 x = _mm256_loadu_ps(&q_[(n + m) * dim + c]);
+                    const __m256 scale = _mm256_loadu_ps(&channels_[c]);
+                    const __m256 zero = _mm256_loadu_ps(&channels_[dim + c]);
+                    _mm256_storeu_ps(&for_codes_[m * dim + c], _mm256_mul_ps(x, scale));
+                    constant = _mm256_fmadd_ps(x, zero, constant);
+                }
+                constants[m] = sum8(constant);
+            }
+            body.dot[many - 1](slots, from, to, for_codes_.data(), scores, stride_);
+            for (int64_t m = 0; m < many; ++m)
+                for (int64_t i = 0; i < to - from; ++i) scores[m * stride_ + i] += constants[m];
         });
     }
 
@@ -234,7 +273,7 @@ private:
     // By query: as it is, shifted, divided by the codes' powers; its sums by group; q . center.
     std::vector<float> q_, shifted_, for_codes_, group_sums_, centers_;
     std::vector<float> scores_, sums_, out_, codes_out_, zeros_;
-    std::vector<float> floats_, ranges_;  // of a tile
+    std::vector<float> floats_, ranges_, channels_;  // of a tile
 };
 
 }  // namespace

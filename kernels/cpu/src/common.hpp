@@ -17,6 +17,7 @@ enum Status : int { kDone = 0, kNoSlot = 1, kBadIndex = 2 };
 
 // How a slot's values lie in memory; the Python side names them by these numbers.
 enum Kind : int { kF32 = 0, kF16 = 1, kBF16 = 2, kQ2 = 3, kQ3 = 4, kQ4 = 5, kQ8 = 6, kKinds = 7 };
+constexpr int kQ2Channel = 7;  // two-bit codes, whose keys have their ranges by channel of a page
 
 constexpr int kGroup = 32;  // channels that share a scale and a zero
 
@@ -45,19 +46,25 @@ private:
     const int64_t* next_;
 };
 
-// One region's or pool's pages: [pages, 2, page_slots, slot bytes].
+// One region's or pool's pages: [pages, 2, page_slots, slot bytes]. Ranges are (scale, zero), of a
+// half slot's groups one after the other; `by_channel`: of keys instead one of each channel for the
+// kGroup slots of a page, as many numbers.
 struct Pages {
     int kind;
+    bool by_channel;
     uint8_t* data;
     uint16_t* ranges;  // null unless quantised
     int64_t pages, page_slots;
 
     explicit Pages(Arguments& from)
         : kind(static_cast<int>(from.number())),
+          by_channel(kind == kQ2Channel),
           data(from.pointer<uint8_t>()),
           ranges(from.pointer<uint16_t>()),
           pages(from.number()),
-          page_slots(from.number()) {}
+          page_slots(from.number()) {
+        if (by_channel) kind = kQ2;
+    }
 };
 
 // [sequences, kv_heads, table_pages] int32.
