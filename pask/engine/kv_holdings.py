@@ -135,8 +135,7 @@ class Holdings:
         Whole pages count. The prompt's share are its resident tokens' slots, the statistics of its
         keys and the summaries of its chunks; decoded tokens and free slots are the decode stage's.
         A shared page counts for each of its holders: the bytes are those the sequence would take
-        alone. A ring that is larger than feeding one token a step asks for counts as that one,
-        and not at all where no token stays in it (`recent` -1).
+        alone. A ring that is larger than feeding one token a step asks for counts as that one.
         """
         return count_bytes(self, seat)
 
@@ -171,7 +170,7 @@ class Holdings:
             for kind, counts in self.counts.items()
         }
         held = {kind: pages for kind, pages in held.items() if pages.any()}
-        if seat.acts:
+        if seat.acts and seat.recent >= 0:  # else nothing stays in the ring between two steps
             waiting = np.minimum(self.trails.waiting[seat.id, seat.decoded], seat.ring_slots)
             held["recent"] = -(-waiting // self.page_slots)
         if seat.choice is not None:

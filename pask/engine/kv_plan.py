@@ -90,6 +90,7 @@ class Plan:
         self.recent_slot: np.ndarray | None = None
         self.leavers: list[Leavers] = []
         self._growths: list[Growth] = []
+        self._passed: dict[int, np.ndarray] = {}  # ring pages by seat, held for this step alone
         levels = self._levels(store)
         self._plan_high(store, levels)
         if any(seat.acts for seat in seats):
@@ -99,6 +100,11 @@ class Plan:
 
     def rows(self, run: int) -> slice:
         return slice(int(self.ends[run] - self._lengths[run]), int(self.ends[run]))
+
+    def drop_rings(self, store: Holdings) -> None:
+        """Let go of the ring pages of seats in whose rings nothing stays."""
+        for seat, pages in self._passed.items():
+            store.seat_pages.cut("recent", seat, pages, np.zeros_like(pages))
 
     def take_pages(self, store: Holdings) -> None:
         """Take the pages of all that will be stored; OutOfPages where they are not there."""
@@ -179,7 +185,13 @@ class Plan:
             -(-np.minimum(trails.waiting[seats, count], most) // store.page_slots)
             for count in (self._decoded[runs], self._decoded[runs] + self._lengths[runs])
         )
+        through = self._recent[runs] < 0  # what is lowered at once has pages for this step alone
+        used = trails.waiting[seats, self._decoded[runs] + self._lengths[runs]]
+        used = used > trails.waiting[seats, self._decoded[runs]]
+        old = np.where(through[:, None], 0, old)
+        new = np.where(through[:, None], used * (most // store.page_slots), new)
         self._growths.append(Growth("recent", seats, old, new))
+        self._passed = {int(seat): new[n] for n, seat in enumerate(seats) if through[n]}
         self._plan_leavers(store, runs)
 
     def _plan_leavers(self, store: Holdings, runs: np.ndarray) -> None:

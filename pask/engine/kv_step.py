@@ -126,6 +126,7 @@ class Step:
             store.settle_low([run.seat for run in plan.runs if run.seat.acts])
             written = np.maximum(store.ring_written[plan.run_seats], plan.stop["recent"][last])
             store.ring_written[plan.run_seats] = written
+            plan.drop_rings(store)
         self.finished = True
 
     def mass(self, run: int) -> torch.Tensor:

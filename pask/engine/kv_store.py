@@ -252,7 +252,8 @@ class KVStore(Holdings):
         if seat.acts:
             waiting = self.trails.waiting[seat.id]
             kept_from = waiting[max(decoded - 1 - seat.recent, 0)]
-            if (self.ring_written[seat.id] - kept_from > seat.ring_slots).any():
+            lost = self.ring_written[seat.id] - kept_from > seat.ring_slots
+            if seat.recent >= 0 and lost.any():
                 raise ValueError(f"the ring has lost what the window held at {decoded}")
             high -= waiting[seat.decoded] - waiting[decoded]
         seat.decoded = decoded

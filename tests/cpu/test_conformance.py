@@ -113,13 +113,8 @@ def ended(
 
 
 def tensor_bytes(store: KVStore, seat: Seat) -> int:
-    """Of all pages in use but those that tokens only pass through (`recent` -1): these hold nothing
-    between two steps and are workspace, as the step's own queries, keys and values are."""
+    """Of all pages in use, and the seat's key statistics."""
     total = 0
-    if seat.acts and seat.recent == -1:
-        assert seat.left == seat.decoded
-        passed = int(store.held(seat)["recent"].sum()) * store.shape.kv_heads
-        total -= passed * store.pool("recent").page_bytes
     for pool in store.seat_pages.pools.values():
         pages = np.flatnonzero(pool.references)
         total += sum(part[torch.from_numpy(pages)].nbytes for part in pool.tensors)
