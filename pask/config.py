@@ -41,10 +41,13 @@ class DataConfig:
     dev_sample: Mapping[str, int] | None
 
     def sample_of(self, part: str) -> Mapping[str, int] | None:
-        """Rows per category that the run uses of a part; None for all of it."""
-        if part == self.part:
-            return self.sample
-        return {"cal": self.cal_sample, "dev": self.dev_sample}.get(part)
+        """Rows per category that come with a run beside those it evaluates; None: all of the part.
+
+        For calibrating and searching they may be others than those of the same part that are
+        evaluated.
+        """
+        own = {"cal": self.cal_sample, "dev": self.dev_sample}.get(part)
+        return self.sample if own is None and part == self.part else own
 
 
 @dataclass(frozen=True)

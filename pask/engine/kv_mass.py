@@ -15,17 +15,28 @@ if TYPE_CHECKING:
     from pask.engine.kv_holdings import Holdings
 
 
+def stacked(masses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Each layer's [rows, kv_heads, width] as one [layers, rows, kv_heads, width], zeros behind."""
+    width = max(mass.shape[2] for mass in masses)
+    if all(mass.shape[2] == width for mass in masses):
+        return torch.stack(list(masses))
+    together = torch.zeros(len(masses), *masses[0].shape[:2], width)
+    for layer, mass in enumerate(masses):
+        together[layer, :, :, : mass.shape[2]] = mass
+    return together
+
+
 def mass_by_token(
-    store: Holdings, plan: Plan, run: int, masses: Sequence[torch.Tensor], first: int
+    store: Holdings, plan: Plan, run: int, masses: torch.Tensor, first: int
 ) -> torch.Tensor:
-    """`Step.mass` from each layer's probabilities [rows, kv_heads, width], whose columns are the
-    slots that a row sees: region after region, in slot order; the run's begin at row `first`."""
+    """`Step.mass` from probabilities [layers, rows, kv_heads, width], whose columns are the slots
+    that a row sees: region after region, in slot order; the run's begin at row `first`."""
     seat, rows = plan.runs[run].seat, plan.rows(run)
     tokens = int(plan.positions[rows.stop - 1]) + 1
     # One column more takes what stands behind a layer's last slot.
     mass = torch.zeros(store.shape.layers, store.shape.kv_heads, tokens + 1)
     for row in range(rows.start, rows.stop):
-        probabilities = _padded([layer[first + row - rows.start] for layer in masses])
+        probabilities = masses[:, first + row - rows.start]
         offset = np.zeros(store.shape.layers, dtype=np.int64)
         for kind in KIND_POOL:
             if kind not in plan.stop or kind == "summary":
@@ -38,11 +49,15 @@ def mass_by_token(
             if not width:
                 continue
             seen = _tokens(store, seat, kind, start, width)
-            behind = np.arange(width) >= count[:, None]
-            seen[np.broadcast_to(behind[:, None], seen.shape)] = tokens
-            columns = np.minimum(offset[:, None] + np.arange(width), probabilities.shape[2] - 1)
-            index = torch.from_numpy(columns)[:, None].expand(seen.shape)
-            mass.scatter_add_(2, torch.from_numpy(seen), probabilities.gather(2, index))
+            if (count == width).all() and (offset == offset[0]).all():
+                paid = probabilities[:, :, int(offset[0]) : int(offset[0]) + width]
+            else:
+                behind = np.arange(width) >= count[:, None]
+                seen[np.broadcast_to(behind[:, None], seen.shape)] = tokens
+                columns = np.minimum(offset[:, None] + np.arange(width), masses.shape[3] - 1)
+                index = torch.from_numpy(columns)[:, None].expand(seen.shape)
+                paid = probabilities.gather(2, index)
+            mass.scatter_add_(2, torch.from_numpy(seen), paid)
             offset += count
     return mass[:, :, :tokens]
 
@@ -57,14 +72,5 @@ def _tokens(store: Holdings, seat: Seat, kind: str, start: np.ndarray, width: in
         return np.array(named, dtype=np.int64)
     pages = store.pages_for(width, kind)
     ids = store.seat_pages.tables[kind].host[:, seat.id, :, :pages]
-    named = pool.tokens[ids].reshape(*ids.shape[:2], -1)[:, :, :width]
-    return np.array(named, dtype=np.int64)
-
-
-def _padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[kv_heads, width] of each layer as one [layers, kv_heads, width], zeros behind."""
-    width = max(row.shape[1] for row in rows)
-    together = torch.zeros(len(rows), rows[0].shape[0], width)
-    for layer, row in enumerate(rows):
-        together[layer, :, : row.shape[1]] = row
-    return together
+    named = pool.tokens.take(ids.ravel(), axis=0).reshape(*ids.shape[:2], -1)
+    return named[:, :, :width].astype(np.int64)

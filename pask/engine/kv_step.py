@@ -12,7 +12,7 @@ import torch
 from kernels import append_bounds, append_high, choose_slots, paged_attention
 from kernels.paged import KeyShift, Region
 from pask.engine.kv_leave import Moving, by_head, on_device
-from pask.engine.kv_mass import mass_by_token
+from pask.engine.kv_mass import mass_by_token, stacked
 from pask.engine.kv_plan import Plan, Run
 from pask.engine.kv_seat import KIND_POOL, Seat, low_kind
 from pask.engine.kv_values import check_values
@@ -65,6 +65,7 @@ class Step:
         self.finished = False
         self._layer = 0
         self._masses: list[torch.Tensor] = []  # by layer, [rows that want it, kv_heads, width]
+        self._mass: torch.Tensor | None = None  # the same of all layers
         self._name_tokens()
         self._sequence = self._tensor(plan.seats)
         self._high_slot = self._by_head(plan.high_slot)
@@ -140,7 +141,9 @@ class Step:
             raise ValueError("no mass was asked for, or not all layers have attended")
         before = zip(self._plan.runs[:run], self._wanted[:run], strict=True)
         first = sum(other.length for other, wanted in before if wanted)
-        return mass_by_token(self._store, self._plan, run, self._masses, first)
+        if self._mass is None:
+            self._mass = stacked(self._masses)
+        return mass_by_token(self._store, self._plan, run, self._mass, first)
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if layer != self._layer:

@@ -408,4 +408,4 @@ def test_column_mass_never_holds_all_scores(body: ModuleType) -> None:
     prompt = 10 * QUERY_BLOCK
     with _Largest() as largest:
         body.column_mass(torch.randn(2, prompt, 8), torch.randn(1, prompt, 8))
-    assert largest.elements == 2 * QUERY_BLOCK * prompt
+    assert prompt < largest.elements <= 2 * QUERY_BLOCK * prompt
