@@ -31,13 +31,21 @@ ARGS = shlex.join(
 )
 ENTRIES = [entry.name for entry in cfg.entries]
 METHODS = sorted({entry.method for entry in cfg.entries})
-MODULE = {entry.name: method_class(entry.method).__module__ for entry in cfg.entries}
-CALIBRATED = [
-    entry.name for entry in cfg.entries if method_class(entry.method).calibrated
-]
-CALIBRATION = [f"{OUT}/calibration.json"] if CALIBRATED else []
-# Only methods with a knob have to be fitted; the others are measured, so that all are listed.
-SEARCHED = ENTRIES if cfg.budget.search else []
+METHOD = {entry.name: entry.method for entry in cfg.entries}
+CALIBRATED = {
+    entry.method for entry in cfg.entries if method_class(entry.method).calibrated
+}
+# Entries without a knob too: what they take on the same rows is worth knowing.
+SEARCHED = cfg.entries if cfg.budget.search else ()
+
+
+def calibration(methods):
+    """What has to be there before any of these methods can be made."""
+    return [f"{OUT}/calibration.json"] if CALIBRATED & set(methods) else []
+
+
+def budgets(methods):
+    return [f"{OUT}/budgets/{e.name}.json" for e in SEARCHED if e.method in methods]
 SHARDS = cfg.engine.shards
 
 
@@ -151,7 +159,8 @@ rule calibrate:
         args=ARGS,
         config=cfg.digest,
         source=source_digest(
-            "pask.calibration.run", *{MODULE[name] for name in CALIBRATED}
+            "pask.calibration.run",
+            *(method_class(name).__module__ for name in sorted(CALIBRATED)),
         ),
     shell:
         "python -m pask calibrate {params.args} 2>&1 | tee {log}"
@@ -160,7 +169,7 @@ rule calibrate:
 # The value of an entry's knob that meets its budget in bytes, on development rows.
 rule budget:
     input:
-        CALIBRATION,
+        lambda wildcards: calibration([METHOD[wildcards.entry]]),
         splits=f"{OUT}/splits.json",
         dev=f"{OUT}/trajectories/dev.jsonl",
     output:
@@ -174,7 +183,8 @@ rule budget:
         args=ARGS,
         config=cfg.digest,
         source=lambda wildcards: source_digest(
-            "pask.evaluation.budget", MODULE[wildcards.entry]
+            "pask.evaluation.budget",
+            method_class(METHOD[wildcards.entry]).__module__,
         ),
     shell:
         "python -m pask budget {params.args} --methods {wildcards.entry} 2>&1 | tee {log}"
@@ -182,8 +192,8 @@ rule budget:
 
 rule evaluate:
     input:
-        CALIBRATION,
-        expand(f"{OUT}/budgets/{{entry}}.json", entry=SEARCHED),
+        calibration(METHODS),
+        budgets(METHODS),
         splits=f"{OUT}/splits.json",
         model=f"{OUT}/model.json",
     output:
@@ -210,12 +220,8 @@ rule evaluate:
 # files with the rule above, so nothing is computed twice.
 rule method:
     input:
-        CALIBRATION,
-        lambda wildcards: [
-            f"{OUT}/budgets/{entry.name}.json"
-            for entry in cfg.entries
-            if entry.name in SEARCHED and entry.method == wildcards.method
-        ],
+        lambda wildcards: calibration([wildcards.method]),
+        lambda wildcards: budgets([wildcards.method]),
         splits=f"{OUT}/splits.json",
         model=f"{OUT}/model.json",
     output:

@@ -8,6 +8,8 @@ resident tokens, adds its probabilities to their sums, and drops the lowest of t
 among the last R, prompt and decoded tokens alike.
 
 Deviations and open choices:
+- the sums themselves (fp32, 4 bytes a token and kv head) are the method's bookkeeping and are not
+  counted as KV;
 - sums per kv head, over its query heads' mean, and one kept set each; the original has one key head
   a query head and says nothing of shared ones. fp32 throughout;
 - C follows from a byte budget instead of a share of the prompt: with P prompt tokens, T expected
@@ -43,7 +45,7 @@ from pask.methods.contract import (
     Wants,
 )
 from pask.methods.full import FullKV
-from pask.methods.selection import by_kv_head, top
+from pask.methods.selection import bounded, by_kv_head, top
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ class H2O(Method):
 
     def wanted(self, info: PromptInfo, new_tokens: int) -> int:
         """Tokens to keep so that B_persist meets the budget when `new_tokens` were decoded."""
-        free_slots = (info.page_slots - 1) / 2
-        return round(self.setting * (info.prompt_tokens + new_tokens + free_slots) - free_slots)
+        return bounded(self.setting, info, new_tokens)
 
     def open(self, info: PromptInfo) -> RequestState:
         if self.setting >= 1:

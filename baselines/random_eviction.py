@@ -31,7 +31,7 @@ from pask.methods.contract import (
     RequestState,
 )
 from pask.methods.full import FullKV
-from pask.methods.selection import top
+from pask.methods.selection import bounded, top
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ class RandomEviction(Method):
 
     def wanted(self, info: PromptInfo) -> int:
         """Tokens to keep so that B_persist meets the budget at the expected length."""
-        free_slots = (info.page_slots - 1) / 2
-        total = info.prompt_tokens + info.expected_new_tokens + free_slots
-        return round(self.setting * total - free_slots)
+        return bounded(self.setting, info)
 
     def open(self, info: PromptInfo) -> RequestState:
         if self.setting >= 1:

@@ -30,7 +30,10 @@ the attention-free variant; everything below is inferred:
 - a sponsored token is protected, which stands for a boost of its score; no learned anchors and no
   allow-list;
 - `sinks` S = 4; R = K / 8 (`recent_share`), at least `recent_min` (8). A small K leaves at most a
-  quarter to the sinks and half to the last tokens (note "window"); rho K is cut to what is left;
+  quarter to the sinks and half to the last tokens (note "window"); rho K is cut to what is left
+  (note "sponsors");
+- a key is looked for at most 72 bytes back from its separator;
+- the attention sums (fp32, 4 bytes a token and kv head) are bookkeeping and not counted as KV;
 - K = round(B (P + T + s) - s): P prompt tokens, T expected answer tokens, s free slots in a last
   page on average (half of it less one); at B = 1 nothing is dropped. A K below `min_tokens` is
   raised to it, which exceeds the budget (note "unreachable");
@@ -58,7 +61,7 @@ from pask.methods.contract import (
     Wants,
 )
 from pask.methods.full import FullKV
-from pask.methods.selection import by_kv_head, top
+from pask.methods.selection import bounded, by_kv_head, top
 
 ANCHORS = ("generic", "schema")
 
@@ -200,9 +203,7 @@ class TransAttn(Method):
 
     def wanted(self, info: PromptInfo) -> int:
         """Tokens to keep so that B_persist meets the budget at the expected length."""
-        free_slots = (info.page_slots - 1) / 2
-        total = info.prompt_tokens + info.expected_new_tokens + free_slots
-        return round(self.setting * total - free_slots)
+        return bounded(self.setting, info)
 
     def open(self, info: PromptInfo) -> RequestState:
         if self.setting >= 1:
@@ -238,7 +239,10 @@ class _TransAttnRequest(RequestState):
         room = capacity - self.sinks - self.window
         self.most_sponsored = min(int(capacity * method.sponsor_share), room)
         clamped = (self.sinks, self.window) != (method.sinks, window)
-        self.notes = (UNREACHABLE,) * (wanted < capacity) + ("window",) * clamped
+        cut = self.most_sponsored < int(capacity * method.sponsor_share)
+        self.notes = (
+            (UNREACHABLE,) * (wanted < capacity) + ("window",) * clamped + ("sponsors",) * cut
+        )
 
         self._held = min(capacity, info.prompt_tokens)
         self._text = AnchorText(method.anchors, method.value_span)

@@ -95,7 +95,7 @@ def _model(args: argparse.Namespace) -> None:
 def _calibrate(args: argparse.Namespace) -> None:
     from pask.calibration.run import calibrate
 
-    print(calibrate(_config(args)))
+    print(calibrate(_config(args)) or "no method of this run is calibrated")
 
 
 def _budget(args: argparse.Namespace) -> None:
@@ -108,7 +108,8 @@ def _budget(args: argparse.Namespace) -> None:
         why = f" ({found.why})" if found.why else ""
         print(
             f"{found.entry:28}{found.budget:8.4g}{reached:>11}{knob:>10}   {found.status}{why}, "
-            f"{found.rows} rows, {found.unreachable} of them held above it"
+            f"{found.rows} rows, {found.unreachable} of them held above it",
+            flush=True,
         )
 
 
@@ -286,7 +287,9 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = command("bench", _bench, "Measure a speed as a ratio; ends with one JSON line.")
     bench.add_argument(
-        "name", metavar="NAME", help="attention, evaluate, kernels, lockstep, replay or tags"
+        "name",
+        metavar="NAME",
+        help="attention, evaluate, kernels, lockstep, methods, replay or tags",
     )
     bench.add_argument(
         "--items", type=_count, metavar="N", help="how many rows, tokens, ... to measure on"

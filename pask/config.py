@@ -133,7 +133,9 @@ class RunConfig:
             return self.entries
         chosen: list[Entry] = []
         for name in methods:
-            found = [entry for entry in self.entries if name in (entry.method, entry.name)]
+            # An entry's own name first: one without a knob may have its method's.
+            found = [entry for entry in self.entries if name == entry.name]
+            found = found or [entry for entry in self.entries if name == entry.method]
             if not found:
                 known = sorted({entry.method for entry in self.entries})
                 raise PaskError(

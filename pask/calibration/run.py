@@ -149,9 +149,7 @@ def _decided_by(
         "kv_dtype": config.engine.kv_dtype,
         "data": data_digest(),
         "versions": versions(),
-        "source": source_digest(
-            "pask.calibration.probe", "pask.engine.loading", "pask.bfcl.request"
-        ),
+        "source": source_digest("pask.calibration.run", "pask.engine.loading", "pask.bfcl.request"),
     }
 
 

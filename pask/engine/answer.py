@@ -123,15 +123,7 @@ class Answer:
         count = self._info.prompt_tokens + self._fed
         dropped = evicted(self._state, count, mass, self._info, self.who)
         if dropped is not None:
-            try:
-                self._store.evict(self.seat, dropped)
-            except ValueError as error:
-                raise HarnessFault(
-                    "the method evicts a token that is not resident",
-                    where=self.who,
-                    why=str(error),
-                    todo="mend the method; baselines/README.md has the contract",
-                ) from error
+            evict(self._store, self.seat, dropped, self.who)
 
     def result(self) -> Generation:
         assert self.finish is not None
@@ -170,6 +162,19 @@ class Answer:
                 where=self.who,
                 why=str(error),
             ) from error
+
+
+def evict(store: KVStore, seat: Seat, dropped: torch.Tensor, who: str) -> None:
+    """Drop what a method named; HarnessFault where that is not resident."""
+    try:
+        store.evict(seat, dropped)
+    except ValueError as error:
+        raise HarnessFault(
+            "the method evicts a token that is not resident",
+            where=who,
+            why=str(error),
+            todo="mend the method; baselines/README.md has the contract",
+        ) from error
 
 
 def settle(answers: Sequence[Answer], vocab_size: int) -> None:

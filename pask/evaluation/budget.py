@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from pask.evaluation.trajectories import header_of, trajectory_file
 from pask.files import write_json
 from pask.methods.contract import Method
 from pask.methods.registry import make_method, method_class
-from pask.provenance import source_digest
+from pask.provenance import source_digest, versions
 
 PART = "dev"
 
@@ -55,6 +55,12 @@ class Setting:
     unreachable: int
     tried: tuple[tuple[float, float], ...]
     why: str  # of "not reachable"
+
+    def __post_init__(self) -> None:
+        if self.status not in ("met", "not reachable", "fixed"):
+            raise ValueError(f"status {self.status!r}")
+        if (self.status == "met") != isinstance(self.nominal, float):
+            raise ValueError(f"{self.status}, with the knob at {self.nominal!r}")
 
 
 def measured_fields(
@@ -89,7 +95,8 @@ def decided_by(
         "max_new_tokens": config.max_new_tokens,
         "kv_dtype": config.engine.kv_dtype,
         "data": data_digest(),
-        "source": source_digest("pask.evaluation.dry_run", method_class(entry.method).__module__),
+        "versions": versions(),
+        "source": source_digest("pask.evaluation.budget", method_class(entry.method).__module__),
     }
 
 
@@ -100,13 +107,13 @@ def read(
     path = setting_file(config, entry)
     todo = "run pask budget (or snakemake)"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        made, found = found.pop("decided_by"), dict(found)
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        made = dict(found.pop("decided_by"))
         found["tried"] = tuple((knob, share) for knob, share in found["tried"])
         setting = Setting(**found)
     except FileNotFoundError:
         raise PaskError("the knob was not searched yet", where=str(path), todo=todo) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise PaskError("the file is damaged", where=str(path), why=why, todo=todo) from error
     wanted = json.loads(json.dumps(decided_by(config, entry, model_digest, measured)))
@@ -117,8 +124,9 @@ def read(
     return setting
 
 
-def find_settings(config: RunConfig, methods: Sequence[str] | None = None) -> list[Setting]:
-    """Search the knobs of the run's entries (or those of `methods`) and write what is found.
+def find_settings(config: RunConfig, methods: Sequence[str] | None = None) -> Iterator[Setting]:
+    """Search the knobs of the run's entries (or those of `methods`) and write what is found, one
+    by one.
 
     An entry whose file is there and was made for the same is not searched again. PaskError for
     whatever is missing: the split, Full KV's answers, a calibration.
@@ -127,7 +135,6 @@ def find_settings(config: RunConfig, methods: Sequence[str] | None = None) -> li
     model = load_files(config)
     measured = measured_fields(config, model.digest, entries)
     cases: list[Case] = []
-    settings = []
     for entry in entries:
         fields = measured.get(entry.family, {})
         try:
@@ -137,8 +144,7 @@ def find_settings(config: RunConfig, methods: Sequence[str] | None = None) -> li
             setting = _find(config, entry, fields, model, cases)
             about = {"decided_by": decided_by(config, entry, model.digest, fields)}
             write_json(setting_file(config, entry), asdict(setting) | about)
-        settings.append(setting)
-    return settings
+        yield setting
 
 
 def _cases(config: RunConfig, model: ModelFiles) -> list[Case]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pask.engine.answer import evict
 from pask.engine.ask import evicted, levels_of, placement, tell
 from pask.engine.decode import new_store
 from pask.engine.generation import Limits, Request, Task
@@ -150,7 +151,7 @@ class _Answer:
             mass = noise * (self.info.group_size / noise.sum(dim=-1, keepdim=True))
         dropped = evicted(self.state, tokens, mass, self.info, self.who)
         if dropped is not None:
-            self._store.evict(self.seat, dropped)
+            evict(self._store, self.seat, dropped, self.who)
             self._resident.scatter_(2, dropped, False)
 
     def _levels(self, decoded: Decoded) -> tuple[int, ...]:

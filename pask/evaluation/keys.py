@@ -22,7 +22,7 @@ from pask.provenance import source_digest, versions
 RESULTS = Path("results")
 
 # The modules whose code an item's result goes through, besides the method's own. Tags and labels
-# are among them, though no method here acts on one yet: they are what methods may act on.
+# are among them: they are what methods may act on.
 _COMPUTE = (
     "pask.engine.decode",
     "pask.engine.loading",

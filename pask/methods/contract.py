@@ -268,7 +268,8 @@ class Method(ABC):
     def calibrate(self, prompts: Iterable[PromptEvidence]) -> Mapping[str, Any]:
         """The values of the fields that are measured on the calibration split's prompts.
 
-        Asked once per model, whatever the budget, of methods that declare `calibrated`; numbers,
+        Asked once per model and set of parameters, whatever the budget, of methods that declare
+        `calibrated`; numbers,
         texts and tuples of such. `open` may count on these fields being set.
         """
         raise NotImplementedError("a method that is calibrated has to define calibrate")

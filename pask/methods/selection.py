@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from pask.methods.contract import PromptInfo
 
 
+def bounded(setting: float, info: PromptInfo, new_tokens: int | None = None) -> int:
+    """Tokens of prompt and answer together that take the share `setting` of Full KV's bytes when
+    `new_tokens` were decoded (as many as expected, unless given).
+
+    A last page has s = (page_slots - 1) / 2 free slots on average, in both, so that
+    C + s = B (P + T + s).
+    """
+    free_slots = (info.page_slots - 1) / 2
+    decoded = info.expected_new_tokens if new_tokens is None else new_tokens
+    return round(setting * (info.prompt_tokens + decoded + free_slots) - free_slots)
+
+
 def by_kv_head(mass: torch.Tensor, info: PromptInfo) -> torch.Tensor:
     """Attention mass [q_heads, tokens] as [kv_heads, tokens]: the mean over each query group."""
     return mass.view(info.kv_heads, info.group_size, -1).mean(dim=1)

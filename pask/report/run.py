@@ -11,7 +11,7 @@ from pask.bfcl.ceiling import Ceiling
 from pask.bfcl.splits import Splits
 from pask.config import RunConfig
 from pask.evaluation import keys
-from pask.methods.registry import registry
+from pask.methods.registry import method_class, registry
 from pask.paths import CONFIGS
 from pask.report.figures import accuracy_figure
 from pask.report.long import read_long
@@ -52,9 +52,14 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
     cut_off = ", ".join(f"{entry} {n}" for entry, n in cut.items()) or "none"
     knobs = "Knobs follow from the budgets alone."
     if config.budget.search:
-        dev = splits.sample("dev", config.data.sample_of("dev"))
-        same = ", the rows of this table among them" if config.data.part == "dev" else ""
-        knobs = f"Knobs were set on {sum(map(len, dev.values()))} development rows{same}."
+        knobs = (
+            f"Knobs were set by the bytes of {_rows_of(config, splits, 'dev')}, along Full KV's "
+            "answers to them."
+        )
+    calibrated = sorted({e.method for e in config.entries if method_class(e.method).calibrated})
+    if calibrated:
+        rows = _rows_of(config, splits, "cal")
+        knobs += f" Calibrated on {rows}: {', '.join(calibrated)}."
     return [
         knobs,
         f"Prompt {config.model.prompt}, answer form {config.model.answer_form}, greedy decoding "
@@ -65,6 +70,16 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
         f"Split {splits.kind}, seed {splits.seed}, digest {splits.digest[:16]}. "
         f"KV stored as {config.engine.kv_dtype}.",
     ]
+
+
+def _rows_of(config: RunConfig, splits: Splits, part: str) -> str:
+    """How many rows of a part the run was set up with, and how many of them are in its tables."""
+    names = {"cal": "calibration", "dev": "development"}
+    used = {i for group in splits.sample(part, config.data.sample_of(part)).values() for i in group}
+    shown = splits.sample(config.data.part, config.data.sample).values()
+    both = len(used & {i for group in shown for i in group})
+    among = f", {both} of them among this table's" if both else ""
+    return f"{len(used)} {names[part]} rows{among}"
 
 
 def tables(config: RunConfig) -> list[Path]:

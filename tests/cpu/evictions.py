@@ -61,9 +61,8 @@ class Driven:
     def step(self, mass: torch.Tensor, text: bytes = b"x") -> torch.Tensor | None:
         """`mass` [layers, kv_heads, tokens + 1], summed over the query group; what is not resident
         is made 0. What was dropped, [layers, kv_heads, n] or None."""
-        if hasattr(self.state, "accepted"):
-            index = self.tokens - self.info.prompt_tokens
-            self.state.accepted(Decoded(index, 0, text, None))
+        index = self.tokens - self.info.prompt_tokens
+        self.state.accepted(Decoded(index, 0, text, None))
         self.tokens += 1
         mass = mass.clone()
         for layer, heads in enumerate(self.held):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from pask.bench.methods import MadeUpEvidence
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import RequestBuilder
 from pask.config import load
@@ -18,7 +20,9 @@ from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.evaluation.dry_run import Case, count
-from pask.methods.registry import make_method
+from pask.methods.contract import PromptInfo
+from pask.methods.registry import make_method, method_class, registry
+from pask.structure.labels import Label
 from tests.cpu.test_evaluation import ok, refused
 from tests.cpu.tiny import tiny_folder
 
@@ -79,19 +83,22 @@ def settings(cwd: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [("full", None), ("snapkv", 0.4), ("h2o", 0.3), ("rocketkv", 0.5), ("uniform_int4", None),
-     ("sinks_recent", 0.25)],
-)  # fmt: skip
-def test_a_dry_run_counts_the_bytes_of_decoding(
-    model: LoadedModel, name: str, setting: float | None
-) -> None:
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_a_dry_run_counts_the_bytes_of_decoding(model: LoadedModel, name: str) -> None:
     """On the method's own answers both have stored the same tokens, so every byte must agree."""
-    method = make_method(name, None, {}, nominal=setting)
+    cls = method_class(name)
+    low, high = cls.knob_range
     builder = RequestBuilder(model.tokenizer, tokenizer_info(model), "one_example", "json_list")
-    rows = [row for row in load_rows().values() if row.category == "multiple"][:5]
+    rows = [row for row in load_rows().values() if row.category == "multiple"][:4]
     requests = [builder.build(row) for row in rows]
+    fields = calibrated_fields(name)
+    method = make_method(
+        name,
+        None,
+        {},
+        nominal=low + 0.4 * (high - low) if cls.budgets[0] < cls.budgets[1] else None,
+        measured=fields,
+    )
     limits = Limits(40)
     answers = {
         found.request_id: found
@@ -106,6 +113,15 @@ def test_a_dry_run_counts_the_bytes_of_decoding(
         found.bytes.prompt + found.bytes.decode for found in answers.values()
     )
     assert counted.unreachable == sum("unreachable" in a.notes for a in answers.values())
+
+
+def calibrated_fields(name: str) -> Mapping[str, Any]:
+    """What a calibrated method would have measured on prompts with made-up distortions."""
+    if not method_class(name).calibrated:
+        return {}
+    labels = (Label.TOOL_SCAFFOLD, Label.FUNCTION_NAME, Label.CHAT_SCAFFOLD, Label.USER)
+    info = PromptInfo(80, 2, 2, 2, 32, labels=[label for label in labels for _ in range(20)])
+    return make_method(name, None).calibrate([MadeUpEvidence(info)])
 
 
 def test_every_knob_meets_its_budget_on_the_development_rows(searched: Path) -> None:
@@ -164,10 +180,40 @@ def test_steps_in_the_wrong_order_are_one_line(config: Path, tmp_path: Path) -> 
     assert "run pask calibrate" in refused("budget", *arguments, cwd=tmp_path)
 
 
-def test_a_knob_of_something_else_is_refused(searched: Path, config: Path) -> None:
-    arguments = ["--config", str(config), "--methods", "h2o"]
-    line = refused("evaluate", *arguments, "--set", "engine.kv_dtype=float32", cwd=searched)
-    assert "h2o@0.20.json: the knob was searched under another kv_dtype" in line
+STALE = {
+    "kv_dtype": ["engine.kv_dtype=float32"],
+    "rows": ["data.dev_sample={multiple: 2}"],
+    "prompt": ["model.prompt=both_examples"],
+    "answer_form": ["model.answer_form=tool_call"],
+    "expected_new_tokens": ["model.expected_new_tokens.live=25"],
+    "max_new_tokens": ["decode.max_new_tokens=25"],
+    "tolerance": ["budget.tolerance=0.01"],
+    "params": ["methods=[{name: h2o, budgets: [0.2], params: {heavy_share: 0.4}}]"],
+}
+
+
+@pytest.mark.parametrize("what", STALE)
+def test_a_knob_of_something_else_is_refused(searched: Path, config: Path, what: str) -> None:
+    arguments = ["--config", str(config), "--methods", "h2o", "--set", *STALE[what]]
+    line = refused("evaluate", *arguments, cwd=searched)
+    assert f"h2o@0.20.json: the knob was searched under another {what}" in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["null", "[]", '{"decided_by": 3}', '{"decided_by": {}, "status": "met", "nominal": null}'],
+)
+def test_a_damaged_file_is_one_line(searched: Path, config: Path, text: str) -> None:
+    path = searched / "results/tiny/budgets/snapkv@0.33.json"
+    whole = path.read_text()
+    if text.startswith('{"decided_by": {}'):
+        text = json.dumps(json.loads(whole) | {"nominal": None})
+    try:
+        path.write_text(text)
+        line = refused("evaluate", "--config", str(config), "--methods", "snapkv", cwd=searched)
+        assert "snapkv@0.33.json: the file is damaged" in line
+    finally:
+        path.write_text(whole)
 
 
 def test_a_torn_file_is_searched_again(searched: Path, config: Path) -> None:

@@ -44,9 +44,15 @@ def jobs(output: str) -> dict[str, int]:
 
 def test_all_is_one_job_a_step_and_one_a_shard(checkout: Path) -> None:
     counts = jobs(dry_run(checkout, "all", "--cores", "all"))
-    once = ("all", "splits", "model", "tags", "score", "tables", "figures")
-    shards = CONFIG.engine.shards
-    assert counts == {**dict.fromkeys(once, 1), "evaluate": shards, "total": len(once) + shards}
+    once = ("all", "splits", "model", "tags", "trajectories", "calibrate", "score", "tables",
+            "figures")  # fmt: skip
+    shards, entries = CONFIG.engine.shards, len(CONFIG.entries)
+    assert counts == {
+        **dict.fromkeys(once, 1),
+        "budget": entries,
+        "evaluate": shards,
+        "total": len(once) + entries + shards,
+    }
 
 
 def test_the_shipped_profile_makes_the_short_form_work(checkout: Path) -> None:
@@ -66,7 +72,15 @@ def test_single_steps_are_targets(checkout: Path, target: str) -> None:
 
 def test_one_method_alone_is_a_target(checkout: Path) -> None:
     output = dry_run(checkout, f"results/{CONFIG.run}/methods/snapkv.csv", "--cores", "1")
-    assert jobs(output) == {"splits": 1, "model": 1, "method": 1, "total": 3}
+    before = {"splits": 1, "model": 1, "trajectories": 1, "budget": 1}
+    assert jobs(output) == before | {"method": 1, "total": 5}
+    output = dry_run(checkout, f"results/{CONFIG.run}/methods/triaxialkv.csv", "--cores", "1")
+    assert jobs(output) == before | {"calibrate": 1, "method": 1, "total": 6}
+
+
+def test_knobs_that_are_not_searched_need_no_answers(checkout: Path) -> None:
+    output = dry_run(checkout, "all", "--cores", "1", "--config", "set=budget.search=false")
+    assert jobs(output).keys().isdisjoint({"budget", "trajectories"})
 
 
 def test_tags_need_the_model_and_nothing_else(checkout: Path) -> None:
