@@ -155,7 +155,12 @@ def test_shares_of_the_worked_example() -> None:
 
 @pytest.mark.parametrize(
     ("capacity", "sinks", "window", "sponsored", "notes"),
-    [(32, 4, 8, 16, ()), (16, 4, 8, 4, ()), (12, 3, 6, 3, ("window",)), (8, 2, 4, 2, ("window",))],
+    [
+        (32, 4, 8, 16, ()),
+        (16, 4, 8, 4, ("sponsors",)),
+        (12, 3, 6, 3, ("window", "sponsors")),
+        (8, 2, 4, 2, ("window", "sponsors")),
+    ],
 )
 def test_shares_of_a_small_budget(
     capacity: int, sinks: int, window: int, sponsored: int, notes: tuple[str, ...]
