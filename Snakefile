@@ -46,6 +46,8 @@ def calibration(methods):
 
 def budgets(methods):
     return [f"{OUT}/budgets/{e.name}.json" for e in SEARCHED if e.method in methods]
+
+
 SHARDS = cfg.engine.shards
 
 

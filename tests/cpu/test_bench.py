@@ -38,6 +38,7 @@ def written(folder: Path, sample: dict[str, int]) -> Path:
         "decode": {"max_new_tokens": 24},
         "engine": {"kv_dtype": "float32"},
         "structure": {"layer_groups": 2},
+        "budget": {"search": False},
         "methods": [{"name": "full"}, {"name": "snapkv", "budgets": [0.5]}],
     }
     path = folder / "tiny.yaml"
@@ -104,7 +105,7 @@ def test_replay_is_counted_against_regeneration_with_equal_answers(
     result = json.loads(captured.out)
     assert result["n"] == 7
     assert 1 < result["ours"] < result["theirs"]
-    assert "7 interventions on 4 rows" in captured.err
+    assert "7 interventions on 24 rows" in captured.err
     assert "equal answers and bytes 7/7" in captured.err
 
 

@@ -75,7 +75,7 @@ def test_one_method_alone_is_a_target(checkout: Path) -> None:
     before = {"splits": 1, "model": 1, "trajectories": 1, "budget": 1}
     assert jobs(output) == before | {"method": 1, "total": 5}
     output = dry_run(checkout, f"results/{CONFIG.run}/methods/triaxialkv.csv", "--cores", "1")
-    assert jobs(output) == before | {"calibrate": 1, "method": 1, "total": 6}
+    assert jobs(output) == before | {"budget": 2, "calibrate": 1, "method": 1, "total": 7}
 
 
 def test_knobs_that_are_not_searched_need_no_answers(checkout: Path) -> None:
