@@ -146,6 +146,12 @@ def make_method(
                 where=f"method {name}",
                 todo=known_names(str(key), sorted(fields)),
             )
+    for key in params.keys() & (measured or {}).keys():
+        raise PaskError(
+            f"the parameter {key!r} is measured",
+            where=f"method {name}",
+            todo="leave it out of the config: pask calibrate sets it",
+        )
     if budget is not None:
         params["budget"] = budget
     try:

@@ -141,3 +141,9 @@ def test_garbled_declarations_are_one_line(folder: Path, old: str, new: str, exp
 def test_parameters_of_another_type(params: dict[str, object], expected: str) -> None:
     with pytest.raises(PaskError, match=expected):
         make_method("snapkv", 0.33, params)
+
+
+def test_what_a_calibration_sets_is_no_parameter_of_a_config() -> None:
+    with pytest.raises(PaskError, match=r"'window' is measured.*leave it out"):
+        make_method("snapkv", 0.5, {"window": 8}, measured={"window": 4})
+    assert make_method("snapkv", 0.5, {}, measured={"window": 4}).window == 4  # type: ignore[attr-defined]
