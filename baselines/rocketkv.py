@@ -135,17 +135,6 @@ class RocketKV(Method):
         total = info.prompt_tokens + info.expected_new_tokens
         return SlotChoice(self.chunk, channels, max(int(total / c) // 2, self.min_topk))
 
-    def read_tokens(self, info: PromptInfo, new_tokens: int) -> float:
-        """KV that a step after `new_tokens` reads per layer and kv head, in 16-bit tokens, where
-        Full KV reads prompt_tokens + new_tokens: `topk` tokens and, of the key bound of each chunk,
-        the r channels in question (one of two halves of a slot)."""
-        state = _RocketKVRequest(self, info)
-        stored, choice = state.capacity + new_tokens, state.choice
-        if choice is None:
-            return float(stored)
-        scanned = -(-stored // choice.chunk) * choice.channels / (2 * info.head_dim)
-        return min(choice.count, stored) + scanned
-
     def open(self, info: PromptInfo) -> RequestState:
         return _RocketKVRequest(self, info)
 

@@ -31,7 +31,7 @@ _IN_PREFILL: tuple[tuple[Any, str], ...] = (
 _IN_DECODE: tuple[tuple[Any, str], ...] = (
     (answering, "evicted"),
     (answering, "levels_of"),
-    (kv_store.KVStore, "evict"),
+    (kv_store.KVStore, "evict_together"),
     (kv_step.Step, "mass"),
     (kv_step, "choose_slots"),
     (kv_step, "append_bounds"),

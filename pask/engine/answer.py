@@ -17,9 +17,11 @@ import xgrammar as xgr
 from pask.engine.ask import evicted, levels_of, tell
 from pask.engine.constraint import LegalTokens
 from pask.engine.generation import ByteCounts, Generation, Limits
+from pask.engine.kv_evict import EvictionRefused
 from pask.engine.kv_plan import Run
 from pask.engine.kv_seat import Seat
 from pask.engine.kv_store import KVStore
+from pask.engine.kv_traffic import bytes_read
 from pask.engine.prefill import Prepared
 from pask.errors import HarnessFault
 from pask.methods.contract import Decoded
@@ -58,6 +60,7 @@ class Answer:
         self._fed = 0
         # The first token is chosen over the prompt's KV alone.
         self._resident_sum = prompt_bytes
+        (self._read_sum,) = bytes_read(store, seat, [prompt_bytes])
         self._full_sum = self._full(0)
 
     @property
@@ -112,18 +115,20 @@ class Answer:
         levels = np.array(self._levels[fed], dtype=np.int8) if self._levels else None
         return self.tokens[fed], Run(self.seat, levels, rows)
 
-    def took(self, resident_bytes: Sequence[int], mass: torch.Tensor | None) -> None:
-        """A run was fed; `resident_bytes` after each row, `mass` where the state wants it."""
+    def took(self, resident_bytes: Sequence[int], mass: torch.Tensor | None) -> torch.Tensor | None:
+        """A run was fed; `resident_bytes` after each row, `mass` where the state wants it.
+
+        Answers the tokens that its method drops now, for `evict`.
+        """
+        self._read_sum += sum(bytes_read(self._store, self.seat, resident_bytes))
         for held in resident_bytes:
             self._fed += 1
             self._resident_sum += int(held)
             self._full_sum += self._full(self._fed)
         if not self._state.evicts:
-            return
+            return None
         count = self._info.prompt_tokens + self._fed
-        dropped = evicted(self._state, count, mass, self._info, self.who)
-        if dropped is not None:
-            evict(self._store, self.seat, dropped, self.who)
+        return evicted(self._state, count, mass, self._info, self.who)
 
     def result(self) -> Generation:
         assert self.finish is not None
@@ -144,6 +149,7 @@ class Answer:
                 full=self._full(self._fed),
                 full_prompt=self._store.full_prompt_bytes(self._info.prompt_tokens),
                 resident_sum=self._resident_sum,
+                read_sum=self._read_sum,
                 full_sum=self._full_sum,
             ),
             notes=self._state.notes,
@@ -164,14 +170,25 @@ class Answer:
             ) from error
 
 
-def evict(store: KVStore, seat: Seat, dropped: torch.Tensor, who: str) -> None:
-    """Drop what a method named; HarnessFault where that is not resident."""
+def evict(
+    store: KVStore,
+    seats: Sequence[Seat],
+    dropped: Sequence[torch.Tensor | None],
+    who: Sequence[str],
+) -> None:
+    """Drop what the methods of several requests named, if anything; HarnessFault where one named
+    what is not resident."""
+    some = [n for n, tokens in enumerate(dropped) if tokens is not None]
+    if not some:
+        return
     try:
-        store.evict(seat, dropped)
-    except ValueError as error:
+        store.evict_together(
+            [seats[n] for n in some], [tokens for tokens in dropped if tokens is not None]
+        )
+    except EvictionRefused as error:
         raise HarnessFault(
             "the method evicts a token that is not resident",
-            where=who,
+            where=who[some[error.number]],
             why=str(error),
             todo="mend the method; baselines/README.md has the contract",
         ) from error

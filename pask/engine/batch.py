@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pask.engine.answer import Answer, settle
+from pask.engine.answer import Answer, evict, settle
 from pask.engine.constraint import best
 from pask.engine.kv_store import KVStore
 from pask.engine.transformer import Transformer
@@ -38,13 +38,16 @@ class Batch:
         x = transformer.forward(transformer.embed(rows), positions, step.attend)
         step.finish()
         held = step.resident_bytes.tolist()
-        choosing = []
+        choosing, dropped = [], []
         for number, answer in enumerate(running):
             mine = step.rows_of(number)
-            answer.took(held[mine], step.mass(number) if answer.wants_mass else None)
+            mass = step.mass(number) if answer.wants_mass else None
+            dropped.append(answer.took(held[mine], mass))
             # An answer without a mask has ended.
             if answer.mask is not None and not answer.to_feed:
                 choosing.append((answer, mine.stop - 1))
+        seats, who = [answer.seat for answer in running], [answer.who for answer in running]
+        evict(self._store, seats, dropped, who)
         if choosing:
             logits = transformer.logits(x[[row for _, row in choosing]])
             self.choose([answer for answer, _ in choosing], logits)

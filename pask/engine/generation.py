@@ -79,6 +79,8 @@ class ByteCounts:
     which `full_prompt` for the prompt.
     `resident_sum`, `full_sum`: the same two totals, each summed over the choices of a token (the
     stop token too), as they stood at that choice; the first choice sees the prompt's KV alone.
+    `read_sum`: what attention read for the same choices (`pask.engine.kv_traffic`); all that is
+    resident, unless the method reads by a `SlotChoice`.
     """
 
     prompt: int
@@ -86,6 +88,7 @@ class ByteCounts:
     full: int
     full_prompt: int
     resident_sum: int
+    read_sum: int
     full_sum: int
 
 

@@ -65,7 +65,7 @@ class Step:
         self.finished = False
         self._layer = 0
         self._masses: list[torch.Tensor] = []  # by layer, [rows that want it, kv_heads, width]
-        self._mass: torch.Tensor | None = None  # the same of all layers
+        self._mass: dict[int, torch.Tensor] = {}  # by run, told by token
         self._name_tokens()
         self._sequence = self._tensor(plan.seats)
         self._high_slot = self._by_head(plan.high_slot)
@@ -135,15 +135,15 @@ class Step:
         the run's rows and each kv head's query group.
 
         [layers, kv_heads, tokens] fp32, by position, prompt first; 0 where a token is not resident.
-        For runs begun with `mass`, before the seat is changed again.
+        For runs begun with `mass`, before any of these seats is changed again.
         """
         if not self._wanted[run] or len(self._masses) != self._store.shape.layers:
             raise ValueError("no mass was asked for, or not all layers have attended")
-        before = zip(self._plan.runs[:run], self._wanted[:run], strict=True)
-        first = sum(other.length for other, wanted in before if wanted)
-        if self._mass is None:
-            self._mass = stacked(self._masses)
-        return mass_by_token(self._store, self._plan, run, self._mass, first)
+        if not self._mass:
+            wanting = [number for number, wanted in enumerate(self._wanted) if wanted]
+            masses = stacked(self._masses)
+            self._mass = mass_by_token(self._store, self._plan, wanting, masses)
+        return self._mass[run]
 
     def _append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if layer != self._layer:

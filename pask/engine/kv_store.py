@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pask.engine.kv_check import Tokens, check, dense
-from pask.engine.kv_evict import remove
+from pask.engine.kv_evict import EvictionRefused, remove
 from pask.engine.kv_holdings import Holdings
 from pask.engine.kv_prompt import put_prompt
 from pask.engine.kv_seat import CHANNEL2, KVShape, Pool, Seat, pool_slots
@@ -229,11 +229,19 @@ class KVStore(Holdings):
         same number in all its heads, followed by -1. ValueError where a token is not resident at
         HIGH or named twice.
         """
-        self._idle(seat)
-        if seat.choice is not None:
-            raise ValueError("a seat with chunk summaries keeps its tokens")
-        host = tokens.cpu() if isinstance(tokens, torch.Tensor) else tokens
-        remove(self, seat, np.asarray(host, dtype=np.int64))
+        self.evict_together([seat], [tokens])
+
+    def evict_together(
+        self, seats: Sequence[Seat], tokens: Sequence[torch.Tensor | np.ndarray]
+    ) -> None:
+        """`evict` for several seats at once, none of them twice: all of it or, with
+        `EvictionRefused` (a ValueError that has the seat's number), nothing."""
+        for number, seat in enumerate(seats):
+            self._idle(seat)
+            if seat.choice is not None:
+                raise EvictionRefused(number, "a seat with chunk summaries keeps its tokens")
+        host = [some.cpu() if isinstance(some, torch.Tensor) else some for some in tokens]
+        remove(self, seats, [np.asarray(some, dtype=np.int64) for some in host])
 
     def truncate(self, seat: Seat, decoded: int) -> None:
         """Forget the decoded tokens from number `decoded` on, as if they had never been fed.

@@ -139,10 +139,11 @@ class _Answer:
             levels = np.array(decided, dtype=np.int8)
         return Run(self.seat, levels, rows)
 
-    def took(self, rows: int) -> None:
+    def took(self, rows: int) -> torch.Tensor | None:
+        """Answers the tokens that the method drops now."""
         self.fed += rows
         if not self.state.evicts:
-            return
+            return None
         tokens = self.info.prompt_tokens + self.fed
         self._resident[:, :, tokens - 1] = True
         mass = None
@@ -151,8 +152,8 @@ class _Answer:
             mass = noise * (self.info.group_size / noise.sum(dim=-1, keepdim=True))
         dropped = evicted(self.state, tokens, mass, self.info, self.who)
         if dropped is not None:
-            evict(self._store, self.seat, dropped, self.who)
             self._resident.scatter_(2, dropped, False)
+        return dropped
 
     def _levels(self, decoded: Decoded) -> tuple[int, ...]:
         return levels_of(self.state, decoded, self.info.layers, self.who)
@@ -177,5 +178,5 @@ def _feed(store: KVStore, running: Sequence[_Answer]) -> None:
     for layer in range(shape.layers):
         step.append(layer, nothing, nothing)
     step.finish()
-    for answer, run in zip(running, runs, strict=True):
-        answer.took(run.length)
+    dropped = [answer.took(run.length) for answer, run in zip(running, runs, strict=True)]
+    evict(store, [a.seat for a in running], dropped, [a.who for a in running])

@@ -22,6 +22,7 @@ FIELDS: dict[str, type] = {
     "full_prompt_bytes": int,
     "full_bytes": int,
     "resident_byte_steps": int,
+    "read_byte_steps": int,
     "full_byte_steps": int,
     "notes": list,
 }
@@ -42,6 +43,7 @@ def record_of(generation: Generation) -> Record:
         "full_prompt_bytes": held.full_prompt,
         "full_bytes": held.full,
         "resident_byte_steps": held.resident_sum,
+        "read_byte_steps": held.read_sum,
         "full_byte_steps": held.full_sum,
         "notes": list(generation.notes),
     }

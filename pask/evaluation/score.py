@@ -20,10 +20,10 @@ from pask.files import whole_file
 from pask.methods.contract import Method
 
 COLUMNS = (
-    "model", "split", "method", "label", "budget", "nominal", "entry", "id", "category", "cluster",
-    "correct", "error_type", "finish", "prompt_tokens", "new_tokens",
+    "model", "split", "method", "label", "budget", "nominal", "b_development", "entry", "id",
+    "category", "cluster", "correct", "error_type", "finish", "prompt_tokens", "new_tokens",
     "resident_prompt_bytes", "resident_decode_bytes", "full_prompt_bytes", "full_bytes",
-    "resident_byte_steps", "full_byte_steps", "notes",
+    "resident_byte_steps", "read_byte_steps", "full_byte_steps", "notes",
 )  # fmt: skip
 
 
@@ -32,11 +32,13 @@ def long_table(
     ids: dict[str, tuple[str, ...]],
     predictions: dict[str, list[Path]],
     methods: Mapping[str, Method],
+    reached: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """One row per item and entry, in the split's order; columns `COLUMNS`.
 
     `ids`: the rows of the run by category; `predictions`: entry name -> its shards' files;
-    `methods`: entry name -> its method.
+    `methods`: entry name -> its method; `reached`: entry name -> B_persist on the development rows,
+    for the entries whose knob was searched there.
     Raises HarnessFault where an entry lacks an item or holds one twice: denominators come from the
     split, never from what happens to be there.
     """
@@ -61,7 +63,8 @@ def long_table(
                 todo="run the evaluation again: it does what is missing",
             )
         method = methods[entry.name]
-        records += [_line(config, entry, method, rows[i], found[i]) for i in wanted]
+        development = {"b_development": (reached or {}).get(entry.name, "")}
+        records += [_line(config, entry, method, rows[i], found[i]) | development for i in wanted]
     return pd.DataFrame(records, columns=list(COLUMNS))
 
 
@@ -137,7 +140,7 @@ def score(
         for path in files[name]:
             _check_made(config, method, path)
     predictions = {name: files[name] for name in settings.methods}
-    table = long_table(config, ids, predictions, settings.methods)
+    table = long_table(config, ids, predictions, settings.methods, settings.reached)
     path = out or keys.RESULTS / config.run / "long.csv"
     with whole_file(path) as file:
         table.to_csv(file, index=False, lineterminator="\n")

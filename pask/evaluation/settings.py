@@ -13,10 +13,12 @@ from pask.methods.registry import make_method, method_class
 
 @dataclass(frozen=True)
 class Settings:
-    """By entry name: its method, or why its budget cannot be reached."""
+    """By entry name: its method, or why its budget cannot be reached; `reached`: the B_persist on
+    development rows at which the search of its knob ended, where there was a search."""
 
     methods: dict[str, Method] = field(default_factory=dict)
     not_reachable: dict[str, str] = field(default_factory=dict)
+    reached: dict[str, float] = field(default_factory=dict)
 
 
 def settings_of(
@@ -40,6 +42,8 @@ def settings_of(
                 settings.not_reachable[entry.name] = found.why
                 continue
             nominal = found.nominal
+            if found.reached is not None:
+                settings.reached[entry.name] = found.reached
         settings.methods[entry.name] = make_method(
             entry.method, entry.budget, entry.params, nominal=nominal, measured=fields
         )

@@ -101,6 +101,15 @@ def accuracy_notes(frame: pd.DataFrame) -> list[str]:
         f"more than {rounded(50 * TOLERANCE, 0)} % (relative) off its target; two entries of one "
         f"target without that flag are within {rounded(100 * TOLERANCE, 0)} % of each other, "
         "others are no comparison at equal bytes. Its own bytes: a method without a knob.",
+        "Development: B_persist on the development rows, all subsets together, along Full KV's "
+        "answers to them; the knob was set so that this figure meets the target. B_persist differs "
+        "where a method's own answers are longer or shorter than Full KV's, or the rows are "
+        "others. No figure: nothing was searched.",
+        "B_avg: resident bytes summed over the steps of decoding, over Full KV's. B_read: bytes "
+        "that attention reads at these steps, over the same; it is traffic, not storage. A method "
+        "that finds the tokens worth reading by summaries stores more than it reads (counted: "
+        "these tokens, whole slots, and the channels of the summaries that are looked at); all "
+        "others read what is resident, pages included, so theirs equals B_avg.",
         "Unreachable: rows that a method holds above what its knob asks, because it cannot go "
         "lower there; clamped: rows on which it shrank a window or the like.",
     ]
@@ -240,8 +249,10 @@ def _pairing(frame: pd.DataFrame, subsets: Sequence[str], names: dict[str, Cell]
 
 def _bytes(frame: pd.DataFrame, subsets: Sequence[str], names: dict[str, Cell]) -> Block:
     shares = {
+        "b_development": "development",
         "b_persist": "B_persist",
         "b_avg": "B_avg",
+        "b_read": "B_read",
         "b_prompt": "prompt",
         "b_decode": "decode",
     }
@@ -261,5 +272,5 @@ def _bytes(frame: pd.DataFrame, subsets: Sequence[str], names: dict[str, Cell]) 
         )
         for name, subset, row in _overalls(frame, subsets, names)
     ]
-    title = "Bytes reached, as shares of Full KV's in the whole request, over its steps, by stage"
+    title = "Bytes as shares of Full KV's: resident at the end, over the steps, read, by stage"
     return Block(title, tuple((text,) for text in header), tuple(lines))

@@ -17,11 +17,12 @@ TEXT = (
 NUMBERS = (
     "budget", "correct", "prompt_tokens", "new_tokens",
     "resident_prompt_bytes", "resident_decode_bytes", "full_bytes", "full_prompt_bytes",
-    "resident_byte_steps", "full_byte_steps",
+    "resident_byte_steps", "read_byte_steps", "full_byte_steps",
 )  # fmt: skip
 
 
-OPTIONAL = ("nominal",)  # empty for a method without a knob
+# Empty for a method without a knob; `b_development` where a knob was not searched either.
+OPTIONAL = ("nominal", "b_development")
 
 
 def read_long(path: Path) -> pd.DataFrame:

@@ -27,7 +27,8 @@ REFERENCE = "full"  # the method that all others are paired with
 
 COLUMNS = (
     "model", "split", "method", "label", "budget", "nominal", "entry", "category", "k", "n",
-    "split_n", "accuracy_pct", "ci_low", "ci_high", "b_persist", "b_avg", "b_prompt", "b_decode",
+    "split_n", "accuracy_pct", "ci_low", "ci_high", "b_development", "b_persist", "b_avg",
+    "b_read", "b_prompt", "b_decode",
     "unreachable", "clamped", "flips", "lost", "gained", "diff_vs_full_pp", "diff_low",
     "diff_high", "clusters", "mcnemar_p", "holm_p", "flag", "paper_model", "paper_k", "paper_n",
     "paper_accuracy_pct", "verdict", "smoke",
@@ -58,12 +59,14 @@ def accuracy_table(
 
     Shares are ratios of sums over the row's items: `b_persist` resident bytes at the end over Full
     KV's, `b_prompt` and `b_decode` the same within each stage, `b_avg` byte-steps over Full KV's
-    byte-steps. `nominal` is the knob's value, missing where the method has none: such an entry
-    holds its own bytes and has no target. `unreachable` counts rows held above what the knob asks,
-    `clamped` those with another note. `lost` and `gained` count items that Full KV alone, or this
-    entry alone, got right. Overalls are compared with Full KV: difference in pp with its paired
-    cluster-bootstrap interval, exact McNemar p, and Holm's p over all such comparisons of this
-    table.
+    byte-steps, `b_read` the bytes that attention read at these steps over the same. `b_development`
+    is the entry's `b_persist` on the development rows along Full KV's answers, which its knob was
+    set by; missing where nothing was searched. `nominal` is the knob's value, missing where the
+    method has none: such an entry holds its own bytes and has no target. `unreachable` counts rows
+    held above what the knob asks, `clamped` those with another note. `lost` and `gained` count
+    items that Full KV alone, or this entry alone, got right. Overalls are compared with Full KV:
+    difference in pp with its paired cluster-bootstrap interval, exact McNemar p, and Holm's p over
+    all such comparisons of this table.
 
     Raises HarnessFault where the long table is incomplete or inconsistent, PaskError where
     `paper_model` is not one of the paper's.
@@ -185,8 +188,10 @@ def _measured(rows: pd.DataFrame, budget: float) -> dict[str, Any]:
         "accuracy_pct": 100 * k / n,
         "ci_low": 100 * low,
         "ci_high": 100 * high,
+        "b_development": float(rows["b_development"].iloc[0]),
         "b_persist": b_persist,
         "b_avg": _share(total["resident_byte_steps"], total["full_byte_steps"]),
+        "b_read": _share(total["read_byte_steps"], total["full_byte_steps"]),
         "b_prompt": _share(total["resident_prompt_bytes"], total["full_prompt_bytes"]),
         "b_decode": _share(total["resident_decode_bytes"], decode_full),
         "nominal": nominal,

@@ -161,6 +161,12 @@ def test_the_knob_that_was_found_is_the_one_that_answers(searched: Path, config:
     ok("score", "--config", str(config), cwd=searched)
     long = pd.read_csv(searched / "results/tiny/long.csv")
     assert set(long.loc[long["entry"] == "h2o@0.33", "nominal"]) == {parameters["nominal"]}
+    reached = {name: found["reached"] for name, found in settings(searched).items()}
+    for name, rows in long.groupby("entry"):
+        if "@" in name:
+            assert set(rows["b_development"]) == {reached[name]}
+        else:  # without a knob: nothing to search
+            assert rows["b_development"].isna().all()
 
 
 def test_a_search_is_not_repeated(searched: Path, config: Path) -> None:

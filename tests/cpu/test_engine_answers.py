@@ -65,6 +65,9 @@ def test_bytes_and_notes(model: LoadedModel, requests: list[SomeRequest]) -> Non
     # Choice n is made over n - 1 decoded tokens: 48 slots up to 6 of them, 64 beyond.
     assert whole.bytes.full_sum == whole.bytes.resident_sum == (7 * 48 + 2 * 64) * slot
     assert third.bytes.resident_sum == (16 + 8 * 32) * slot
+    # Nothing is chosen by summaries: all that is resident is read, free slots of pages too.
+    assert whole.bytes.read_sum == (7 * 48 + 2 * 64) * slot
+    assert third.bytes.read_sum == (16 + 8 * 32) * slot
     assert (whole.notes, third.notes) == ((), ("toy",))
 
 

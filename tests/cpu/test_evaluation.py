@@ -195,6 +195,8 @@ def test_the_long_table(finished: Path) -> None:
     resident = full["resident_prompt_bytes"] + full["resident_decode_bytes"]
     assert (resident == full["full_bytes"]).all()
     assert (full["resident_byte_steps"] == full["full_byte_steps"]).all()
+    assert (long["read_byte_steps"] == long["resident_byte_steps"]).all()  # no second stage here
+    assert set(long["b_development"]) == {""}  # nothing was searched
     fifth = long[long["entry"] == "snapkv@0.20"]
     kept = fifth["resident_prompt_bytes"].sum() / fifth["full_prompt_bytes"].sum()
     assert 0.1 < kept < 0.2  # less than a fifth: the answer, all kept, takes its share

@@ -178,10 +178,25 @@ class Lives(RuleBasedStateMachine):
                 mass[layer, head, positions] += weights
 
     @precondition(lambda self: self.models)
-    @rule(data=st.data(), count=st.integers(1, 5))
-    def evict(self, data: st.DataObject, count: int) -> None:
-        seat = self.picked(data)
-        model = self.models[seat]
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """Several seats at once, each losing another number of tokens."""
+        seats = data.draw(st.lists(st.sampled_from(list(self.models)), min_size=1, unique=True))
+        lists = [self.some_high(self.models[seat], data.draw(st.integers(1, 5))) for seat in seats]
+        try:
+            self.store.evict_together(seats, [torch.from_numpy(tokens) for tokens in lists])
+        except OutOfPages:  # a shared page could not be copied
+            assert any(seat.shares for seat in seats)
+            return
+        for seat, tokens in zip(seats, lists, strict=True):
+            model = self.models[seat]
+            for layer, head in model.heads:
+                model.evicted[layer, head].update(set(tokens[layer, head].tolist()) - {-1})
+            if (tokens >= 0).any():
+                model.cut_from = model.fed
+
+    def some_high(self, model: SeatModel, count: int) -> np.ndarray:
+        """At most `count` tokens at HIGH of each head, [layers, kv_heads, count], then -1."""
         high = {
             where: sorted(model.resident(where, model.fed).get("high", {})) for where in model.heads
         }
@@ -191,15 +206,7 @@ class Lives(RuleBasedStateMachine):
             for head in range(HEADS):
                 chosen = self.random.choice(high[layer, head], size=lost, replace=False)
                 tokens[layer, head, :lost] = chosen
-        try:
-            self.store.evict(seat, torch.from_numpy(tokens))
-        except OutOfPages:  # a shared page could not be copied
-            assert seat.shares
-            return
-        for layer, head in model.heads:
-            model.evicted[layer, head].update(set(tokens[layer, head].tolist()) - {-1})
-        if (tokens >= 0).any():
-            model.cut_from = model.fed
+        return tokens
 
     @precondition(lambda self: 0 < len(self.models) < SEATS)
     @rule(data=st.data())

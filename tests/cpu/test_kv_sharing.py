@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pask.engine.kv_evict import EvictionRefused
 from pask.engine.kv_store import Run
 from pask.methods.levels import Level
 from tests.cpu.kv_stores import (
@@ -123,6 +124,24 @@ def test_an_eviction_that_makes_no_sense_changes_nothing(tokens: list, told: str
         store.evict(seat, np.array(tokens))
     store.check()
     assert store.dense(seat, 0)["high"][0].tolist() == [list(range(9))] * 3
+
+
+def test_one_refusal_among_several_seats_changes_none_of_them() -> None:
+    store = new_store()
+    seats = [store.open(9), store.open(6)]
+    for seat in seats:
+        fill(store, seat)
+    with pytest.raises(EvictionRefused, match="token 6 is not at HIGH in layer 1") as refused:
+        one, two = np.full((2, 3, 1), 4), np.array([[[5, 0]] * 3, [[6, 0]] * 3])
+        store.evict_together(seats, [one, two])
+    assert refused.value.number == 1
+    assert [store.dense(seat, 1)["high"][0].shape[1] for seat in seats] == [9, 6]
+    assert not any(seat.evicted for seat in seats)
+    store.evict_together(seats, [one, two - 1])  # 5 0 as 4 -1: one token of the second in layer 0
+    store.check()
+    assert store.dense(seats[0], 0)["high"][0].tolist() == [[0, 1, 2, 3, 8, 5, 6, 7]] * 3
+    assert store.dense(seats[1], 0)["high"][0].tolist() == [[0, 1, 2, 3, 5]] * 3
+    assert store.dense(seats[1], 1)["high"][0].tolist() == [[0, 1, 2, 3, 4]] * 3
 
 
 def test_what_a_freed_slot_held_is_not_there() -> None:

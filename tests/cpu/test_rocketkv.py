@@ -131,15 +131,6 @@ def test_decoupled_stores_the_same_and_reads_what_it_is_told() -> None:
     assert everything.capacity(about) == 153  # SnapKV's: nothing is spent on summaries
 
 
-def test_tokens_read_at_a_step() -> None:
-    about = info(600, expected_new_tokens=60)
-    method = RocketKV(budget=0.33)
-    # 64 tokens, and of 55 chunks (163 tokens) 75 of the 256 numbers that a token has.
-    assert method.read_tokens(about, 60) == 64 + 55 * 75 / 256
-    assert RocketKV(budget=1.0).read_tokens(about, 60) == 660
-    assert RocketKV(budget=0.33, split="decoupled", topk=0).read_tokens(about, 60) == 218
-
-
 # Notes
 
 

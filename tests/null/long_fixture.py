@@ -26,7 +26,8 @@ def long_rows(
 ) -> pd.DataFrame:
     """One entry's rows: in each category the first `right[category]` items are right, after a
     rotation by `rotate` items; three neighbours share a cluster. Prompt and decode stage both reach
-    `reached` (default: the budget) of Full KV's bytes."""
+    `reached` (default: the budget) of Full KV's bytes; methods with a knob read half of what they
+    hold, and on development rows reached 1.01 of the budget."""
     share = budget if reached is None else reached
     name = method if method == "full" else f"{method}@{budget:.2f}"
     records = []
@@ -41,6 +42,7 @@ def long_rows(
                     "label": LABELS[method],
                     "budget": budget,
                     "nominal": float("nan") if method in FIXED else budget,
+                    "b_development": float("nan") if method in FIXED else 1.01 * budget,
                     "entry": name,
                     "id": f"{category}_{i}",
                     "category": category,
@@ -55,6 +57,7 @@ def long_rows(
                     "full_prompt_bytes": 900,
                     "full_bytes": BYTES,
                     "resident_byte_steps": round(9500 * share),
+                    "read_byte_steps": 9500 if method in FIXED else round(9500 * share / 2),
                     "full_byte_steps": 9500,
                     "notes": "unreachable window" if i < clamped else "",
                 }

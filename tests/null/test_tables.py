@@ -100,12 +100,14 @@ def test_byte_shares_are_ratios_of_sums() -> None:
     table.loc[mine, "resident_prompt_bytes"] = [80, 80, 72, 72]
     table.loc[mine, "resident_decode_bytes"] = [20, 20, 18, 18]
     table.loc[mine, "resident_byte_steps"] = [10, 10, 20, 20]
+    table.loc[mine, "read_byte_steps"] = [1, 4, 2, 3]
     table.loc[mine, "full_byte_steps"] = [10, 10, 90, 90]
     cell = row(accuracy_table(table, PAPER, SMALL), "snapkv@0.33", "parallel")
     assert cell["b_persist"] == pytest.approx(380 / 2000)
     assert cell["b_prompt"] == pytest.approx(304 / 1760)
     assert cell["b_decode"] == pytest.approx(76 / 240)
     assert cell["b_avg"] == pytest.approx(60 / 200)
+    assert cell["b_read"] == pytest.approx(10 / 200)
     assert cell["flag"] == "off budget: 0.19"
 
 
@@ -152,6 +154,19 @@ def test_holm_covers_all_comparisons_of_the_table(frame: pd.DataFrame) -> None:
     assert tested.loc[largest, "holm_p"] == tested.loc[largest, "mcnemar_p"]
     smallest = tested["mcnemar_p"].idxmin()
     assert tested.loc[smallest, "holm_p"] == pytest.approx(6 * tested.loc[smallest, "mcnemar_p"])
+
+
+def test_the_bytes_block_tells_the_development_figure_and_what_is_read() -> None:
+    table = accuracy_table(small_run(full=4, snapkv=4), PAPER, SMALL)
+    block = accuracy_blocks(table)[-1]
+    columns = [text for (text,) in block.header]
+    assert columns[2:8] == ["knob", "development", "B_persist", "B_avg", "B_read", "prompt"]
+    rows = {line.cells[0][0]: [cell[0] for cell in line.cells[2:7]] for line in block.lines}
+    # round(900 * 0.33) + round(100 * 0.33) of 1,000; round(9500 * 0.33) and half of it of 9,500
+    assert rows["SnapKV"] == ["0.3300", "0.3333", "0.3300", "0.3300", "0.1651"]
+    assert rows["Full KV"] == ["–", "–", "1.0000", "1.0000", "1.0000"]
+    # The development rows' figure flags nothing: the target is 0.33, and 0.33 was reached here.
+    assert set(table["flag"]) == {""}
 
 
 def test_without_full_kv_there_is_no_difference() -> None:
@@ -214,12 +229,13 @@ def test_an_incomplete_entry_stops_the_table(long: pd.DataFrame) -> None:
         ("entry", "new@0.5", "entries not in the config; new@0.5"),
         ("correct", 2, "neither 0 nor 1"),
         ("full_bytes", float("nan"), "a number is missing; multiple_1"),
+        ("read_byte_steps", float("nan"), "a number is missing; multiple_1"),
         ("model", "another", "several models"),
         ("cluster", "elsewhere", "other items than the first entry's; multiple_1"),
     ],
 )
 def test_inconsistent_rows_are_harness_faults(column: str, value: object, message: str) -> None:
-    table = small_run(full=3, snapkv=2).astype({"full_bytes": float})
+    table = small_run(full=3, snapkv=2).astype({"full_bytes": float, "read_byte_steps": float})
     entries = entries_of(table)
     target = (table["entry"] == "snapkv@0.33") & (table["id"] == "multiple_1")
     table.loc[target, column] = value
@@ -265,6 +281,9 @@ def test_notes_tell_how_to_read_the_table(frame: pd.DataFrame) -> None:
         "all 1,411 rows",
         "95 % Wilson",
         "B_persist: bytes resident",
+        "Development: B_persist on the development rows",
+        "B_read: bytes that attention reads",
+        "traffic, not storage",
         "10,000 resamples",
         "adjusted over this table's 6 comparisons",
         "Not run: h2o@0.33.",
@@ -380,6 +399,16 @@ def test_a_missing_or_foreign_long_table_is_one_clear_line(tmp_path: Path) -> No
         read_long(path)
     path.write_text("id,correct\nx,1\n", encoding="utf-8")
     with pytest.raises(PaskError, match="the long table lacks model, split"):
+        read_long(path)
+
+
+@pytest.mark.parametrize("name", ["read_byte_steps", "b_development", "nominal"])
+def test_a_long_table_of_an_older_form_is_refused(
+    long: pd.DataFrame, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "long.csv"
+    long.drop(columns=name).to_csv(path, index=False)
+    with pytest.raises(PaskError, match=f"the long table lacks {name}$"):
         read_long(path)
 
 
