@@ -12,6 +12,7 @@ import sys
 
 from pask.bfcl.answers import ANSWER_FORMS
 from pask.bfcl.prompts import STYLES
+from pask.calibration.families import policy_families
 from pask.config import load
 from pask.evaluation.keys import method_modules
 from pask.methods.registry import method_class
@@ -39,9 +40,18 @@ CALIBRATED = {
 SEARCHED = cfg.entries if cfg.budget.search else ()
 
 
+FAMILIES = policy_families(cfg)  # of methods that follow a policy
+
+
 def calibration(methods):
     """What has to be there before any of these methods can be made."""
-    return [f"{OUT}/calibration.json"] if CALIBRATED & set(methods) else []
+    measured = [f"{OUT}/calibration.json"] if CALIBRATED & set(methods) else []
+    followed = [family for family, e in FAMILIES.items() if e.method in methods]
+    return measured + [f"{OUT}/policies/{family}.json" for family in followed]
+
+
+def shards_of(kind):
+    return [f"{OUT}/{kind}/{n}-of-{SHARDS}.jsonl" for n in range(1, SHARDS + 1)]
 
 
 def budgets(methods):
@@ -63,6 +73,7 @@ wildcard_constraints:
     style="|".join(STYLES),
     form="|".join(ANSWER_FORMS),
     entry="|".join(map(re.escape, ENTRIES)),
+    family="|".join(map(re.escape, FAMILIES)) or "-",
     part="cal|dev|test",
 
 
@@ -166,6 +177,69 @@ rule calibrate:
         ),
     shell:
         "python -m pask calibrate {params.args} 2>&1 | tee {log}"
+
+
+# What lowering each bucket does to attention and to the answers, on the calibration rows.
+rule evidence:
+    input:
+        splits=f"{OUT}/splits.json",
+        model=f"{OUT}/model.json",
+        cal=f"{OUT}/trajectories/cal.jsonl",
+    output:
+        f"{OUT}/evidence/{{shard}}-of-{SHARDS}.jsonl",
+    log:
+        f"{OUT}/logs/evidence-{{shard}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.calibration.rows"),
+        shards=SHARDS,
+    shell:
+        "python -m pask evidence {params.args} --shard {wildcards.shard}/{params.shards} --threads {threads}"
+        " 2>&1 | tee {log}"
+
+
+# What the policies that come into question do to the development rows.
+rule scan:
+    input:
+        shards_of("evidence"),
+        dev=f"{OUT}/trajectories/dev.jsonl",
+    output:
+        f"{OUT}/scan/{{shard}}-of-{SHARDS}.jsonl",
+    log:
+        f"{OUT}/logs/scan-{{shard}}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.calibration.scan"),
+        shards=SHARDS,
+    shell:
+        "python -m pask scan {params.args} --shard {wildcards.shard}/{params.shards} --threads {threads}"
+        " 2>&1 | tee {log}"
+
+
+# The policy that is selected, frozen from then on.
+rule policy:
+    input:
+        shards_of("evidence"),
+        shards_of("scan"),
+    output:
+        f"{OUT}/policies/{{family}}.json",
+    log:
+        f"{OUT}/logs/policy-{{family}}.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.calibration.select"),
+        entry=lambda wildcards: FAMILIES[wildcards.family].name,
+    shell:
+        "python -m pask policy make {params.args} --methods {params.entry} 2>&1 | tee {log}"
 
 
 # The value of an entry's knob that meets its budget in bytes, on development rows.

@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pask import __version__
+from pask.arguments import add_shard, config_of, count, shard_of
+from pask.calibration.commands import add_commands
 from pask.errors import PaskError
 
-if TYPE_CHECKING:
-    from pask.config import RunConfig
-
 DEFAULT_CONFIG = "configs/smollm2-135m-sample.yaml"
-
-
-def _count(text: str) -> int:
-    """A number of one or more, as an argument."""
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def _config(args: argparse.Namespace) -> RunConfig:
-    from pask.config import load
-
-    return load(args.config, args.set)
 
 
 def _print_json(value: Any) -> None:
@@ -45,7 +30,7 @@ def _splits(args: argparse.Namespace) -> None:
     from pask.bfcl.splits import PARTS, build_splits, leaks
     from pask.evaluation.keys import splits_file
 
-    config = _config(args)
+    config = config_of(args)
     rows = load_rows()
     splits = build_splits(rows, config.data.split, config.data.seed)
     splits.sample(config.data.part, config.data.sample)  # refuse a sample that is too large now
@@ -89,20 +74,20 @@ def _methods(args: argparse.Namespace) -> None:
 def _model(args: argparse.Namespace) -> None:
     from pask.evaluation.model import prepare
 
-    print(prepare(_config(args)))
+    print(prepare(config_of(args)))
 
 
 def _calibrate(args: argparse.Namespace) -> None:
     from pask.calibration.run import calibrate
 
-    print(calibrate(_config(args)) or "no method of this run is calibrated")
+    print(calibrate(config_of(args)) or "no method of this run is calibrated")
 
 
 def _budget(args: argparse.Namespace) -> None:
     from pask.evaluation.budget import find_settings
 
     print(f"{'entry':28}{'budget':>8}{'B_persist':>11}{'knob':>10}   on development rows")
-    for found in find_settings(_config(args), args.methods):
+    for found in find_settings(config_of(args), args.methods):
         reached = "-" if found.reached is None else f"{found.reached:.4f}"
         knob = "-" if found.nominal is None else f"{found.nominal:g}"
         why = f" ({found.why})" if found.why else ""
@@ -116,13 +101,10 @@ def _budget(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from pask.evaluation.run import evaluate
 
-    numbers = re.fullmatch(r"([0-9]+)/([0-9]+)", args.shard)
-    shard, shards = map(int, numbers.groups()) if numbers else (0, 0)
-    if not 1 <= shard <= shards:
-        raise PaskError(f"cannot read the shard {args.shard!r}", todo="write 1/2, 2/2, ...")
+    shard, shards = shard_of(args)
     for path in evaluate(
-        _config(args),
-        shard=shard - 1,
+        config_of(args),
+        shard=shard,
         shards=shards,
         methods=args.methods,
         threads=args.threads,
@@ -133,26 +115,26 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _score(args: argparse.Namespace) -> None:
     from pask.evaluation.score import score
 
-    print(score(_config(args), methods=args.methods, shards=args.shards, out=args.out))
+    print(score(config_of(args), methods=args.methods, shards=args.shards, out=args.out))
 
 
 def _trajectories(args: argparse.Namespace) -> None:
     from pask.evaluation.trajectories import collect
 
-    print(collect(_config(args), args.part, args.engine, args.sample))
+    print(collect(config_of(args), args.part, args.engine, args.sample))
 
 
 def _tables(args: argparse.Namespace) -> None:
     from pask.report.run import tables
 
-    for path in tables(_config(args)):
+    for path in tables(config_of(args)):
         print(path)
 
 
 def _figures(args: argparse.Namespace) -> None:
     from pask.report.run import figures
 
-    for path in figures(_config(args)):
+    for path in figures(config_of(args)):
         print(path)
 
 
@@ -161,7 +143,7 @@ def _tags(args: argparse.Namespace) -> None:
     from pask.report.tag_picture import read_example, tag_figure
     from pask.report.tags import write_page
 
-    config = _config(args)
+    config = config_of(args)
     folder = folder_of(config)
     written = count_tags(config, args.sample)
     written += write_page(folder)
@@ -175,7 +157,7 @@ def _prompts(args: argparse.Namespace) -> None:
     from pask.bfcl.prompts import STYLES
     from pask.evaluation.prompts import run_trial, write_comparison
 
-    config = _config(args)
+    config = config_of(args)
     if not args.gather:
         for style in args.styles or STYLES:
             for answer_form in args.answer_forms or ANSWER_FORMS:
@@ -199,7 +181,7 @@ def _ceiling(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> None:
     from pask.bench import run
 
-    print(json.dumps(run(args.name, _config(args), args.items, device=args.device)))
+    print(json.dumps(run(args.name, config_of(args), args.items, device=args.device)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,9 +190,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], None], text: str, *, config: bool = True
+        name: str,
+        run: Callable[[argparse.Namespace], None],
+        text: str,
+        *,
+        config: bool = True,
+        within: Any = commands,
     ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        sub: argparse.ArgumentParser = within.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         if config:
             sub.add_argument(
@@ -235,20 +222,21 @@ def _parser() -> argparse.ArgumentParser:
 
     command("calibrate", _calibrate, "Measure what methods are calibrated with.")
 
+    add_commands(command, commands)
+
     budget = command(
         "budget", _budget, "Find each method's knob for its budgets, by the bytes of dev rows."
     )
     budget.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
 
     evaluate = command("evaluate", _evaluate, "Generate the run's answers; resumes after a kill.")
-    evaluate.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N shards")
+    add_shard(evaluate)
     evaluate.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
-    evaluate.add_argument("--threads", type=_count, default=1, help="torch threads")
 
     score = command("score", _score, "Judge the answers by BFCL's checker: the long table.")
     score.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
 
-    score.add_argument("--shards", type=_count, metavar="N", help="files an entry is in")
+    score.add_argument("--shards", type=count, metavar="N", help="files an entry is in")
     score.add_argument("--out", type=Path, metavar="FILE", help="default: results/<run>/long.csv")
 
     command("tables", _tables, "Make the tables from the long table.")
@@ -257,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     tags = command(
         "tags", _tags, "Count the calibration rows' tokens by structural tag; draw one row."
     )
-    tags.add_argument("--sample", type=_count, metavar="N", help="rows per category; default: all")
+    tags.add_argument("--sample", type=count, metavar="N", help="rows per category; default: all")
 
     trajectories = command(
         "trajectories", _trajectories, "Write the Full-KV answers of a part to one file, resumably."
@@ -267,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", default="pask", choices=("pask", "vllm"), help="who answers; default: pask"
     )
     trajectories.add_argument(
-        "--sample", type=_count, metavar="N", help="rows per category; default: the run's sample"
+        "--sample", type=count, metavar="N", help="rows per category; default: the run's sample"
     )
 
     prompts = command(
@@ -276,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument("--styles", nargs="+", metavar="STYLE", help="default: every style")
     prompts.add_argument("--answer-forms", nargs="+", metavar="FORM", help="default: both")
     prompts.add_argument(
-        "--sample", type=_count, metavar="N", help="rows per category; default: all"
+        "--sample", type=count, metavar="N", help="rows per category; default: all"
     )
     prompts.add_argument("--gather", action="store_true", help="only gather finished trials")
 
@@ -292,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
         help="attention, evaluate, kernels, lockstep, methods, replay or tags",
     )
     bench.add_argument(
-        "--items", type=_count, metavar="N", help="how many rows, tokens, ... to measure on"
+        "--items", type=count, metavar="N", help="how many rows, tokens, ... to measure on"
     )
     bench.add_argument("--device", default=None, help="for `kernels`: cuda, or cuda:1")
     return parser

@@ -1,10 +1,15 @@
-"""One bucket at another level, all else at HIGH: the intervention a(q) of Equations 4 and 5."""
+"""One bucket at another level, all else at HIGH: the intervention a(q) of Equations 4 and 5.
+
+A decoded token's bucket is its coarsened tag, a prompt token's is its label; either way in one
+group of layers. Both kinds act on tokens, tags and labels alone, so known answers can be judged
+under them by replay (`pask.engine.replay`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pask.methods.contract import (
     Captures,
@@ -17,7 +22,14 @@ from pask.methods.contract import (
 from pask.methods.levels import Level
 from pask.structure.buckets import DEFAULT_COARSENING, LayerBucket, bucket_name, layer_groups
 
-_NONE = LayerBucket("", 0)  # a dataclass field of a subclass needs a default; no tag has this name
+if TYPE_CHECKING:
+    from pask.structure.labels import Label
+
+SINKS = 4
+"""First prompt tokens that stay at HIGH unless said otherwise: attention rests on them whatever
+they say (Xiao et al., arXiv 2309.17453), so losing them would tell nothing of their label."""
+
+_NONE = LayerBucket("", 0)  # a dataclass field of a subclass needs a default; nothing has this name
 
 
 @dataclass(frozen=True)
@@ -67,3 +79,70 @@ class _OneBucketRequest(RequestState):
             raise ValueError("a bucket is made of tags, and the request has no tag grammar")
         mine = bucket_name(decoded.tag, self._coarsening) == self._bucket
         return self._other if mine else self._high
+
+
+@dataclass(frozen=True)
+class OneLabel(Method):
+    """Prompt tokens whose label is `bucket`'s name are at `level` in the bucket's layer group.
+
+    The first `sinks` prompt tokens and the last one stay at HIGH whatever their label, so no layer
+    ends up empty. `groups` says what the bucket's group means. The prefill is exact, so the first
+    token is chosen as ever. Decoded tokens stay at HIGH.
+    """
+
+    bucket: LayerBucket = _NONE
+    level: Level = Level.RELEASE
+    sinks: int = SINKS
+    groups: int | tuple[int, ...] = 3
+
+    name: ClassVar[str] = "one_label"
+    label: ClassVar[str] = "One label"
+    paper: ClassVar[str] = "PASK, Equations 4 and 5"
+    color: ClassVar[str] = "#000000"
+    marker: ClassVar[str] = "x"
+    knob: ClassVar[str] = "none"
+    budgets: ClassVar[tuple[float, float]] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sinks < 0:
+            raise ValueError(f"one_label: {self.sinks} sinks, at least 0 tokens stay")
+
+    def open(self, info: PromptInfo) -> RequestState:
+        return _OneLabelRequest(self, info)
+
+
+def changeable(labels: Sequence[Label], sinks: int) -> range:
+    """The prompt's tokens that may be changed: all but the first `sinks` and the last one."""
+    return range(sinks, max(len(labels) - 1, sinks))
+
+
+class _OneLabelRequest(RequestState):
+    def __init__(self, method: OneLabel, info: PromptInfo) -> None:
+        if info.labels is None:
+            raise ValueError("a bucket is made of labels, and the request has none")
+        self.levels = frozenset({method.level} if method.level.is_low else ())
+        self._touched = layer_groups(info.layers, method.groups)[method.bucket.group]
+        self._placement = Placement()
+        touchable = changeable(info.labels, method.sinks)
+        chosen = [n for n in touchable if info.labels[n].value == method.bucket.name]
+        if chosen and method.level is not Level.HIGH:
+            self._placement = _placed(chosen, method.level, info)
+
+    def place(self, layer: int, captures: Captures) -> Placement:
+        return self._placement if layer in self._touched else Placement()
+
+
+def _placed(chosen: Sequence[int], level: Level, info: PromptInfo) -> Placement:
+    """`chosen` tokens at `level`, the others at HIGH, alike in every kv head."""
+    import torch  # only where a prompt is placed: listing methods must not cost it
+
+    taken = set(chosen)
+    high = [n for n in range(info.prompt_tokens) if n not in taken]
+    kept = {Level.HIGH: high} | ({level: list(chosen)} if level.is_low else {})
+    return Placement(
+        {
+            at: torch.tensor(tokens, dtype=torch.int64).expand(info.kv_heads, -1)
+            for at, tokens in kept.items()
+        }
+    )

@@ -266,7 +266,8 @@ class KVStore(Holdings):
             high -= waiting[seat.decoded] - waiting[decoded]
         seat.decoded = decoded
         self.counts["high"][seat.id] -= high
-        self.settle_low([seat])
+        if seat.acts:  # another's low tokens all come from its prompt
+            self.settle_low([seat])
         for kind, pages in before.items():
             left = self.held(seat).get(kind, np.zeros_like(pages))
             self.seat_pages.cut(kind, seat.id, pages, left)

@@ -95,6 +95,15 @@ class Transformer:
         return x
 
     @torch.inference_mode()
+    def project(
+        self, layer: int, x: torch.Tensor, positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A layer's post-RoPE q [rows, q_heads, head_dim], k and v [rows, kv_heads, head_dim], of
+        its input x [rows, hidden] at logical `positions`, as `forward` hands them to attention."""
+        cos, sin = self._rope.rows(torch.tensor(positions, dtype=torch.int64))
+        return self._project(self._layers[layer], x, cos, sin)
+
+    @torch.inference_mode()
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, vocab] fp32 of rows that went through all layers."""
         return self._head(self._norm(x, self._final_norm))

@@ -16,6 +16,8 @@ from typing import Any
 
 from pask.bfcl.data import data_digest, load_rows, subset_of
 from pask.bfcl.request import RequestBuilder
+from pask.calibration.families import policy_families
+from pask.calibration.policies import read_family_policy
 from pask.calibration.run import read_calibration
 from pask.config import Entry, RunConfig
 from pask.digests import digest
@@ -32,6 +34,7 @@ from pask.evaluation.trajectories import header_of, trajectory_file
 from pask.files import write_json
 from pask.methods.contract import Method
 from pask.methods.registry import make_method, method_class
+from pask.policy.policy import Policy
 from pask.provenance import source_digest, versions
 
 PART = "dev"
@@ -66,10 +69,16 @@ class Setting:
 def measured_fields(
     config: RunConfig, model_digest: str, entries: Sequence[Entry]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """By family: the fields that the calibration of its method gave; errors as of reading it."""
-    if not any(method_class(entry.method).calibrated for entry in entries):
-        return {}
-    return read_calibration(config, model_digest)
+    """By family: the fields that calibration gave its method, a policy among them; errors as of
+    reading it."""
+    fields: dict[str, Mapping[str, Any]] = {}
+    if any(method_class(entry.method).calibrated for entry in entries):
+        fields |= read_calibration(config, model_digest)
+    following = policy_families(config)
+    for entry in entries:
+        if entry.family in following and entry.family not in fields:
+            fields[entry.family] = {"policy": read_family_policy(config, entry, model_digest)}
+    return fields
 
 
 def setting_file(config: RunConfig, entry: Entry) -> Path:
@@ -84,7 +93,9 @@ def decided_by(
     return {
         "method": entry.method,
         "params": dict(entry.params),
-        "measured": digest(measured),
+        "measured": digest(
+            {k: v.digest if isinstance(v, Policy) else v for k, v in measured.items()}
+        ),
         "budget": entry.budget,
         "tolerance": config.budget.tolerance,
         "rows": digest([row_id for group in ids.values() for row_id in group]),

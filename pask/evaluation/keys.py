@@ -17,6 +17,7 @@ from pask.errors import PaskError
 from pask.files import write_json
 from pask.methods.contract import Method
 from pask.methods.registry import method_class
+from pask.policy.policy import Policy
 from pask.provenance import source_digest, versions
 
 RESULTS = Path("results")
@@ -42,7 +43,7 @@ def key_parts(config: RunConfig, method: Method, model_digest: str) -> dict[str,
     """
     return {
         "method": method.name,
-        "parameters": dataclasses.asdict(method),
+        "parameters": _parameters(method),
         "model": model_digest,
         "prompt": config.model.prompt,
         "answer_form": config.model.answer_form,
@@ -53,6 +54,14 @@ def key_parts(config: RunConfig, method: Method, model_digest: str) -> dict[str,
         "versions": versions(),
         "kernels": kernel_body(),
         "source": source_digest(*_COMPUTE, type(method).__module__),
+    }
+
+
+def _parameters(method: Method) -> dict[str, Any]:
+    """The fields of a method; a policy, which is long, by its digest."""
+    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    return {
+        name: value.digest if isinstance(value, Policy) else value for name, value in fields.items()
     }
 
 

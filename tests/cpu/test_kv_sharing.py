@@ -8,6 +8,7 @@ import torch
 
 from pask.engine.kv_evict import EvictionRefused
 from pask.engine.kv_store import Run
+from pask.methods.contract import Placement
 from pask.methods.levels import Level
 from tests.cpu.kv_stores import (
     BELOW,
@@ -131,8 +132,8 @@ def test_one_refusal_among_several_seats_changes_none_of_them() -> None:
     seats = [store.open(9), store.open(6)]
     for seat in seats:
         fill(store, seat)
+    one, two = np.full((2, 3, 1), 4), np.array([[[5, 0]] * 3, [[6, 0]] * 3])
     with pytest.raises(EvictionRefused, match="token 6 is not at HIGH in layer 1") as refused:
-        one, two = np.full((2, 3, 1), 4), np.array([[[5, 0]] * 3, [[6, 0]] * 3])
         store.evict_together(seats, [one, two])
     assert refused.value.number == 1
     assert [store.dense(seat, 1)["high"][0].shape[1] for seat in seats] == [9, 6]
@@ -184,6 +185,25 @@ def test_after_a_cut_all_goes_on_as_if_nothing_had_been_fed() -> None:
     assert held.tolist() == expected[1].tolist()
     store.check()
     assert same(store, cut, straight, never)
+
+
+def test_a_cut_knows_nothing_of_the_seat_that_was_there_before() -> None:
+    """A seat whose prompt alone is low, where a seat with low decoded tokens was freed."""
+    store = new_store()
+    before = store.open(9, recent=0, levels=LOW4, ring_slots=16)
+    fill(store, before)
+    feed(store, [Run(before, np.full((9, 2), Level.LOW4, dtype=np.int8))], row_numbers(9, 0))
+    store.free(before)
+    seat = store.open(9, levels=LOW4, acts=False)
+    assert seat.id == before.id
+    tokens = torch.arange(9).expand(3, -1)
+    fill(store, seat, Placement({Level.HIGH: tokens[:, :4], Level.LOW4: tokens[:, 4:]}))
+    feed(store, [Run(seat, None, 6)], row_numbers(6, 1))
+    store.truncate(seat, 2)
+    store.check()
+    held = store.dense(seat, 0)
+    assert held["low4"][0].shape == (3, 5)
+    assert held["high"][0].shape == (3, 4 + 2)
 
 
 def test_no_cut_goes_behind_an_eviction_or_what_the_ring_has_lost() -> None:

@@ -1,0 +1,52 @@
+"""The policy files of a run: where they are, and what they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pask.bfcl.data import data_digest
+from pask.calibration.families import unfrozen
+from pask.config import Entry, RunConfig
+from pask.digests import digest
+from pask.evaluation.keys import RESULTS
+from pask.policy.policy import Policy, check_made_for, read_policy
+from pask.provenance import source_digest, versions
+
+# What of the method decides its policy; budget and stages do not.
+_PARAMETERS = (
+    "recent", "sinks", "actions", "ranking", "floors", "tau", "alpha_decode", "alpha_prefill",
+    "beta", "candidates",
+)  # fmt: skip
+
+
+def policy_file(config: RunConfig, family: str) -> Path:
+    return RESULTS / config.run / "policies" / f"{family}.json"
+
+
+def made_for(config: RunConfig, entry: Entry, model_digest: str) -> Mapping[str, str]:
+    """What a policy of this run belongs to, by name; a file made for anything else is refused."""
+    method = unfrozen(entry)
+    parts = (config.data.sample_of(part) for part in ("cal", "dev"))
+    return {
+        # The tokenizer's files are among the model's.
+        "model and tokenizer": model_digest,
+        "grammar": f"{config.model.answer_form}, xgrammar {versions()['xgrammar']}",
+        "prompt": config.model.prompt,
+        "coarsening": config.structure.coarsening,
+        "layer groups": str(config.structure.layer_groups),
+        "token limit": str(config.max_new_tokens),
+        "kv_dtype": config.engine.kv_dtype,
+        "data": data_digest(),
+        "rows": digest([config.data.split, config.data.seed, *parts]),
+        "parameters": digest({name: getattr(method, name) for name in _PARAMETERS}),
+        "source": source_digest("pask.calibration.select", "pask.calibration.scan"),
+    }
+
+
+def read_family_policy(config: RunConfig, entry: Entry, model_digest: str) -> Policy:
+    """The policy of an entry's family; PaskError where it is missing or of something else."""
+    path = policy_file(config, entry.family)
+    policy = read_policy(path)
+    check_made_for(policy, made_for(config, entry, model_digest), str(path))
+    return policy

@@ -1,0 +1,162 @@
+"""Tries candidate policies on development rows, each side alone: what Equation 8 chooses by.
+
+Candidates are judged by replay on Full KV's answers; one JSON line a row has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pask.calibration.candidate import Candidate
+from pask.calibration.evidence import Measured, measured_evidence
+from pask.calibration.families import interventions_of, policy_families, unfrozen
+from pask.calibration.reference import ReferenceRow, reference_rows
+from pask.calibration.row_files import Line, RowFiles
+from pask.calibration.sensitivity import Buckets, read_reference
+from pask.calibration.trials import Table, distinct, nested_families
+from pask.config import RunConfig
+from pask.digests import digest
+from pask.engine.decode import new_store
+from pask.engine.generation import Limits
+from pask.engine.kv_store import KV_DTYPES
+from pask.engine.loading import LoadedModel
+from pask.engine.replay import Replayed, Replayer
+from pask.evaluation.keys import key_parts, read_splits
+from pask.evaluation.model import load
+from pask.methods.full import FullKV
+from pask.provenance import source_digest
+
+PART = "dev"
+
+_FIELDS: dict[str, type] = {
+    "id": str,
+    "category": str,
+    "cluster": str,  # rows of one tool set
+    "reference_correct": bool,
+    "results": dict,  # by candidate: correct, changed, cost and tokens of its side, token_layers
+}
+_TODO = "run pask scan (or snakemake)"
+
+
+def scan_rows(config: RunConfig) -> list[str]:
+    """The development rows, in the order of the run's split file."""
+    sample = read_splits(config).sample(PART, config.data.sample_of(PART))
+    return [row_id for group in sample.values() for row_id in group]
+
+
+def candidates_of(config: RunConfig, measured: Measured) -> dict[str, Candidate]:
+    """Every candidate of the run's policies, by key."""
+    tables: dict[str, tuple[str, Table]] = {}
+    for entry in policy_families(config).values():
+        method = unfrozen(entry)
+        for evidence in measured.sides(method.ladder):
+            tables |= distinct(nested_families(method, evidence))
+    wanted = interventions_of(config)
+    return {
+        key: Candidate(
+            side=side,
+            table=tuple(sorted(table.items())),
+            groups=measured.groups,
+            coarsening=config.structure.coarsening,
+            recent=wanted.recent,
+            sinks=wanted.sinks,
+        )
+        for key, (side, table) in tables.items()
+    }
+
+
+def files(config: RunConfig, measured: Measured) -> RowFiles:
+    """The run's scan of exactly these candidates."""
+    wanted = interventions_of(config)
+    return RowFiles(
+        config,
+        "scan",
+        _FIELDS,
+        scan_rows(config),
+        key_parts(config, FullKV(), measured.model_digest)
+        | {
+            "groups": list(measured.groups),
+            "coarsening": config.structure.coarsening,
+            "recent": wanted.recent,
+            "sinks": wanted.sinks,
+            "candidates": digest(sorted(candidates_of(config, measured))),
+            "measured_by": source_digest("pask.calibration.scan"),
+        },
+        _TODO,
+    )
+
+
+def scan(config: RunConfig, *, shard: int = 0, shards: int = 1, threads: int = 1) -> Path:
+    """Try all candidates on shard `shard` of `shards` of the development rows.
+
+    Writes results/<run>/scan/<i>-of-<n>.jsonl. PaskError where the split, the evidence or Full KV's
+    development answers are missing or of something else.
+    """
+    torch.set_num_threads(threads)
+    model = load(config)
+    measured = measured_evidence(config, model.digest, model.layout.layers)
+    candidates = candidates_of(config, measured)
+
+    def measure(ids: Sequence[str]) -> Iterator[Line]:
+        return _scanned(config, model, candidates, ids)
+
+    return files(config, measured).work(measure, shard=shard, shards=shards, threads=threads)
+
+
+def _scanned(
+    config: RunConfig,
+    model: LoadedModel,
+    candidates: Mapping[str, Candidate],
+    ids: Sequence[str],
+) -> Iterator[Line]:
+    engine = config.engine
+    store = new_store(
+        model,
+        seats=engine.max_batch + 2,  # the trace's prompt, and the fork that reads the answer
+        capacity_tokens=engine.kv_capacity_tokens,
+        kv_dtype=KV_DTYPES[engine.kv_dtype],
+    )
+    replayer = Replayer(model, store, Limits(config.max_new_tokens))
+    buckets = Buckets(config.structure.layer_groups, config.structure.coarsening)
+    sinks = interventions_of(config).sinks
+    for row in reference_rows(config, model, PART, ids):
+        reference = read_reference(
+            replayer, row.task, row.tokens, row.judge, buckets=buckets, sinks=sinks
+        )
+        results = {
+            found.generation.entry: _result(candidates[found.generation.entry], found, row)
+            | {
+                "correct": row.judge(found.generation)
+                if found.first_difference is not None
+                else reference.correct
+            }
+            for found in replayer.replay(
+                reference.trace, candidates.items(), max_batch=engine.max_batch
+            )
+        }
+        replayer.free(reference.trace)
+        yield {
+            "id": row.row.id,
+            "category": row.row.category,
+            "cluster": row.row.cluster,
+            "reference_correct": reference.correct,
+            "results": dict(sorted(results.items())),
+        }
+
+
+def _result(candidate: Candidate, found: Replayed, row: ReferenceRow) -> dict[str, Any]:
+    """`cost`: the side's tokens as this candidate keeps them, in tokens at HIGH, of `tokens`."""
+    answer, labels = found.generation, row.task.request.prompt_labels or ()
+    names = candidate.names(labels, answer.tags)
+    # The first prompt tokens and the last one stay as they are.
+    whole = len(labels) - len(names) if candidate.side == "prompt" else 0
+    return {
+        "changed": found.first_difference is not None,
+        "cost": candidate.tokens_at_high(names) + whole,
+        "tokens": len(names) + whole,
+        "token_layers": found.token_layers,
+    }

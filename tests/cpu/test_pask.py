@@ -1,0 +1,183 @@
+"""PASK while it decodes: Algorithm 2 by hand, and a tiny random model under made-up policies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pask.errors import PaskError
+from pask.methods.contract import (
+    UNREACHABLE,
+    Captures,
+    Decoded,
+    Placement,
+    PromptInfo,
+    RequestState,
+    Wants,
+)
+from pask.methods.levels import Level
+from pask.methods.pask import PASK
+from pask.methods.registry import make_method
+from pask.policy.floors import Thresholds
+from pask.structure.labels import Label
+from pask.structure.tags import Tag
+from tests.cpu.pask_policies import (
+    FAR_TAG,
+    NEAR_TAG,
+    UNSEEN_TAG,
+    VALUE_TAG,
+    H,
+    L,
+    R,
+    by_hand,
+)
+from tests.cpu.test_pask_plan import LABELS, info
+
+
+def decided(state: RequestState, tags: Sequence[Tag]) -> list[tuple[Level, ...]]:
+    return [tuple(state.level_of(Decoded(n, 7, b"x", tag))) for n, tag in enumerate(tags)]
+
+
+def small(setting: float = 12 / 36, **fields: Any) -> PASK:
+    """`by_hand` with what its groups need: one sink, a window of one."""
+    return PASK(nominal=setting, recent=1, sinks=1, policy=by_hand(), **fields)
+
+
+def test_tokens_are_looked_up_until_the_budget_is_spent() -> None:
+    """R_0 = 3.75 (`test_pask_plan`); Gamma is 0.5 for values, 0.25 for layout."""
+    state = small().open(info(LABELS, 24))
+    expected = [
+        # tag, levels of the 3 layers, what is left
+        (FAR_TAG, (R, R, R), 3.75),
+        (VALUE_TAG, (H, H, H), 2.75),  # selected L, H at 0.7708; critical, and 3.25 are free
+        (VALUE_TAG, (H, H, H), 1.75),
+        (VALUE_TAG, (H, H, H), 0.75),
+        (VALUE_TAG, (L, L, L), 0.4375),  # 0.25 free: down to the floors, which cost 0.3125
+        (NEAR_TAG, (L, R, R), 0.333333),  # 0.1875 free: 0.2083 in two layers is too much
+        (UNSEEN_TAG, (H, H, H), -0.666667),  # never judged
+        (VALUE_TAG, (L, L, L), -0.979167),  # nothing left: the floors stay
+        (NEAR_TAG, (R, R, R), -0.979167),
+    ]
+    for at, (tag, levels, left) in enumerate(expected):
+        assert decided(state, [tag]) == [levels], at
+        assert vars(state)["_remaining"] == pytest.approx(left, abs=1e-6), at
+
+
+def test_what_a_request_remembers_does_not_grow() -> None:
+    state = small(0.9).open(info(LABELS, 24))
+    decided(state, [VALUE_TAG, FAR_TAG, NEAR_TAG, UNSEEN_TAG] * 10)
+    before = dict(vars(state))
+    decided(state, [VALUE_TAG, NEAR_TAG, FAR_TAG] * 300)
+    after = vars(state)
+    assert {name for name in before if before[name] is not after[name]} == {"_remaining"}
+    assert before.keys() == after.keys()
+    assert isinstance(after["_remaining"], float)
+
+
+def test_a_request_asks_for_nothing_and_declares_what_it_does() -> None:
+    acting = small().open(info(LABELS, 24))
+    assert (acting.wants, acting.evicts, acting.choice) == (Wants(), False, None)
+    assert (acting.acts_on_tokens, acting.recent) == (True, 1)
+    assert (acting.levels, acting.shifted_keys, acting.notes) == (frozenset({L}), True, ())
+    assert small(0.2).open(info(LABELS, 24)).notes == (UNREACHABLE,)
+    at_high = small(0.6).open(info(LABELS, 0))
+    assert not at_high.acts_on_tokens
+    assert at_high.levels == {L}
+
+
+def test_a_layer_is_placed_as_its_group() -> None:
+    about = info(LABELS)
+    state = small(0.97).open(about)  # H throughout, and H444HHHHHHHH from layer 1 on
+    placed = [state.place(layer, Captures()) for layer in range(3)]
+    for one in placed:
+        one.check(about, state.levels)
+    assert placed[0] == Placement()
+    for one in placed[1:]:
+        assert one.tokens is not None
+        assert one.tokens[L].tolist() == [[1, 2, 3]] * 2
+        assert one.tokens[H].tolist() == [[0, 4, 5, 6, 7, 8, 9, 10, 11]] * 2
+    state = small(0.55).open(about)  # H....HH4444H, then H...4HH4444H
+    first, second, _ = (state.place(layer, Captures()).tokens for layer in range(3))
+    assert first is not None
+    assert second is not None
+    assert (first[L][0].tolist(), second[L][0].tolist()) == ([7, 8, 9, 10], [4, 7, 8, 9, 10])
+    assert first[H][1].tolist() == second[H][1].tolist() == [0, 5, 6, 11]
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"recent": -1}, "pask: recent -1 is below 0"),
+        ({"sinks": -2}, "pask: sinks -2 is below 0"),
+        ({"ranking": "none"}, "pask: ranking 'none' is none of distortion, round_robin"),
+        ({"floors": "all"}, "pask: floors 'all' is none of task_error, none"),
+        ({"stages": "prefill"}, "pask: stages 'prefill' is none of both, decode, prompt"),
+        ({"alpha_decode": 5.0}, "pask: alpha_decode 5.0 is outside 0..1"),
+        ({"alpha_prefill": -0.1}, "pask: alpha_prefill -0.1 is outside 0..1"),
+        ({"beta": float("nan")}, "pask: beta nan is outside 0..1"),
+        ({"actions": "L4,H"}, "pask: actions 'L4,H': .* begin with R"),
+        ({"actions": "R,L5,H"}, "pask: actions 'R,L5,H': .*L5"),
+        ({"tau": "1"}, "pask: tau '1' is not like"),
+        ({"tau": "2/1"}, "pask: tau '2/1' is not like"),
+        ({"tau": "0.5/1,"}, "pask: tau '0.5/1,' is not like"),
+        ({"tau": "1/inf"}, "pask: tau '1/inf' is above 100"),
+        ({"policy": by_hand(), "recent": 4}, "pask: recent is 4, the policy's 1"),
+        (
+            {"policy": by_hand(), "recent": 1, "actions": "R,H"},
+            "pask: actions are R,H, the policy's R,L4,H",
+        ),
+    ],
+)
+def test_what_is_refused(fields: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        PASK(**fields)
+
+
+def test_a_config_with_a_bad_parameter_has_one_line() -> None:
+    with pytest.raises(PaskError, match="pask: actions 'H,R'"):
+        make_method("pask", 0.3, {"actions": "H,R"})
+    found = make_method("pask", None, {"recent": 1}, measured={"policy": by_hand()})
+    assert found == PASK(budget=0.33, recent=1, policy=by_hand())
+
+
+def test_thresholds_are_proportions() -> None:
+    assert PASK().thresholds == (
+        Thresholds(0.005, 0.01),
+        Thresholds(0.01, 0.02),
+        Thresholds(0.02, 0.04),
+    )
+
+
+def test_what_a_request_cannot_do_without() -> None:
+    with pytest.raises(ValueError, match="pask: needs its policy: run pask calibrate"):
+        PASK().open(info(LABELS))
+    with pytest.raises(ValueError, match="labels, and the request has none"):
+        small().open(info(None))
+    with pytest.raises(ValueError, match="tags, and the request has no tag grammar"):
+        small().open(info(LABELS, 24)).level_of(Decoded(0, 7, b"x", None))
+    with pytest.raises(ValueError, match="the policy is for 3 layers, the model has 2"):
+        small().open(dataclasses.replace(info(LABELS), layers=2))
+    # A prompt that stays whole needs no labels, and everything needs nothing at all.
+    assert small(0.9, stages="decode").open(info(None, 24)).acts_on_tokens
+    assert not PASK(nominal=1.0).open(info(None)).levels
+
+
+def test_two_requests_of_one_method_know_nothing_of_each_other() -> None:
+    method = small()
+    tags = [VALUE_TAG, NEAR_TAG, VALUE_TAG, UNSEEN_TAG, VALUE_TAG, FAR_TAG] * 2
+    alone = decided(method.open(info(LABELS, 24)), tags)
+    first, second = method.open(info(LABELS, 24)), method.open(info(LABELS, 24))
+    both = [(decided(first, [tag])[0], decided(second, [tag])[0]) for tag in tags]
+    assert both == [(levels, levels) for levels in alone]
+    prompt = PromptInfo(40, 3, 2, 2, 32, 24, 1, (Label.USER,) * 40)
+    placed = [method.open(prompt).place(1, Captures()).tokens for _ in range(2)]
+    assert placed[0] is not None
+    assert placed[1] is not None
+    assert all(torch.equal(placed[0][level], placed[1][level]) for level in placed[0])

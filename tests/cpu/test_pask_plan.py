@@ -1,0 +1,276 @@
+"""What a request's bytes buy under a policy: worked by hand, and against a literal second way."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pask.methods.contract import PromptInfo
+from pask.methods.levels import Level
+from pask.methods.pask_plan import DecodeChain, Plan, plan
+from pask.policy.policy import Policy
+from pask.structure.buckets import LayerBucket
+from pask.structure.labels import Label
+from tests.cpu.pask_policies import by_hand, made_up
+
+LABELS = (
+    Label.CHAT_SCAFFOLD,
+    *[Label.FUNCTION_NAME] * 4,
+    *[Label.TYPE] * 2,  # calibration did not see it
+    *[Label.USER] * 4,
+    Label.CHAT_SCAFFOLD,
+)
+SHORT = {0: ".", 2: "2", 4: "4", 8: "8", 16: "H"}
+
+
+def info(labels: tuple[Label, ...] | None, expected: int = 0, page: int = 1) -> PromptInfo:
+    return PromptInfo(12 if labels is None else len(labels), 3, 2, 2, 32, expected, page, labels)
+
+
+def planned(
+    policy: Policy, about: PromptInfo, setting: float, stages: str = "both", sinks: int = 1
+) -> Plan:
+    chain = DecodeChain.of(policy.decode)
+    if stages == "prompt":
+        chain = DecodeChain.left_alone(policy.decode.evidence)
+    return plan(
+        about,
+        setting,
+        chain,
+        None if stages == "decode" else policy.prompt,
+        policy.decode.evidence,
+        recent=policy.recent,
+        sinks=sinks,
+    )
+
+
+def shown(found: Plan, prompt: int = 12, groups: int = 2) -> list[str]:
+    """A character a token, a text a layer group."""
+    if found.prompt is None:
+        return ["H" * prompt] * groups
+    return ["".join(SHORT[level] for level in row) for row in found.prompt.tolist()]
+
+
+# By hand: 12 slots are everything. At HIGH anyway: token 0 (a sink), 5 and 6 (not seen), 11 (the
+# last), 4 slots. At the floors the user's 4 tokens take 1.25, and the statistics of keys 1: 6.25.
+# The upgrades cost, a token: 0.2083, 0.2292, 0.4583, 0.1042, 0.2292, 0.4583.
+
+
+@pytest.mark.parametrize(
+    ("setting", "first_layer", "others"),
+    [
+        (0.53, "H....HH4444H", "H....HH4444H"),  # 6.36
+        (0.55, "H....HH4444H", "H...4HH4444H"),  # 6.60: 6.458, two would take 6.667
+        (0.60, "H....HH4444H", "H4444HH4444H"),  # 7.20: 7.083, and 7.313 with the next
+        (0.66, "H....HH4HHHH", "H4444HH4444H"),  # 7.92: 7.771, and 8 with a fourth
+        (0.82, "H....HHHHHHH", "H4444HHHHHHH"),  # 9.84: 9.833, the selected candidate
+        (0.95, "HHHHHHHHHHHH", "H4444HHHHHHH"),  # 11.40: 11.167
+        (0.97, "HHHHHHHHHHHH", "H444HHHHHHHH"),  # 11.64: 11.625
+    ],
+)
+def test_the_prompt_goes_up_its_path(setting: float, first_layer: str, others: str) -> None:
+    found = planned(by_hand(), info(LABELS), setting)
+    assert shown(found) == [first_layer, others]
+    assert not found.unreachable
+    assert found.steps is None  # no answer is expected, so none pays for a ring
+
+
+def test_floors_come_before_the_budget() -> None:
+    for setting in (0.05, 0.52):  # 6.24 of 12
+        found = planned(by_hand(), info(LABELS), setting)
+        assert shown(found) == ["H....HH4444H"] * 2
+        assert found.unreachable
+
+
+# With 24 new tokens: 6 values and 18 of layout. As selected they take 6 (1/3 5/16 + 2/3) = 4.625,
+# at their floors 6 5/16 = 1.875; the ring of 2 recent tokens 2, the statistics 1. 36 is everything.
+
+
+def test_below_the_selected_candidate_the_answer_has_what_the_floors_leave() -> None:
+    about = info(LABELS, 24)
+    found = planned(by_hand(), about, 12 / 36)
+    assert shown(found) == ["H....HH4444H"] * 2
+    assert (found.steps, found.unreachable) == (1, False)
+    assert found.remaining == pytest.approx(12 - 5.25 - 3)
+    # 10.125 is the least.
+    found = planned(by_hand(), about, 10.1 / 36)
+    assert (found.steps, found.unreachable) == (1, True)
+    assert found.remaining == pytest.approx(1.85)
+
+
+def test_then_the_prompt_goes_up_beside_the_selected_candidate() -> None:
+    found = planned(by_hand(), info(LABELS, 24), 0.4)  # 14.4
+    # 5.25 + 4 * 0.2083 + 3 * 0.2292 = 6.7708 for the prompt; a fourth would leave 4.4, not 4.625.
+    # What is left of 14.4, 0.0042, is nobody's.
+    assert shown(found) == ["H....HH4HHHH", "H4444HH4444H"]
+    assert (found.steps, found.unreachable) == (1, False)
+    assert found.remaining == pytest.approx(4.625)
+
+
+@pytest.mark.parametrize(
+    ("total", "steps", "remaining"),
+    [
+        (20.16, 1, 20.16 - 15),  # 12 for the prompt, and 3
+        (23.37, 1, 23.37 - 15),
+        (23.38, 2, 23.38 - 15),  # 18 tokens of layout at INT4 in two layers: 3.75 more, 23.375
+        (24.76, 3, 24.76 - 15),
+        (34.20, 5, 34.2 - 12 - 1 - 2 / 3),  # all at HIGH in the upper group: no ring there
+    ],
+)
+def test_with_a_whole_prompt_the_answer_goes_up(total: float, steps: int, remaining: float) -> None:
+    for stages in ("both", "decode"):
+        labels = LABELS if stages == "both" else None  # nothing is asked of a prompt that stays
+        found = planned(by_hand(), info(labels, 24), total / 36, stages)
+        assert (found.prompt, found.steps, found.unreachable) == (None, steps, False)
+        assert found.remaining == pytest.approx(remaining)
+
+
+def test_an_answer_that_does_not_pay_for_its_ring_stays_at_high() -> None:
+    # The floors save 0.9219 a token: 1.84 of 2, 2.77 of 3; the ring takes 2.
+    assert planned(by_hand(), info(LABELS, 2), 0.6).steps is None
+    assert planned(by_hand(), info(LABELS, 3), 0.6).steps == 1
+    # As selected 0.8073 a token: 1.61 of 2, 2.42 of 3. With pages of 16 the ring takes 16.
+    assert planned(by_hand(), info(LABELS, 17, page=16), 0.9).steps is None
+    assert planned(by_hand(), info(LABELS, 24), 0.6, "prompt").steps is None
+
+
+def test_whole_pages_count() -> None:
+    # 12 prompt tokens and 4 new ones are one page. Any low level takes a page of 5 and 1 more, and
+    # HIGH a page nevertheless: nothing is less than everything.
+    found = planned(by_hand(), info(LABELS, 4, page=16), 0.3)
+    assert (found.prompt, found.steps, found.unreachable) == (None, None, True)
+
+
+def test_a_prompt_side_needs_labels() -> None:
+    with pytest.raises(ValueError, match="pask: the prompt side needs a prompt's labels"):
+        planned(by_hand(), info(None, 24), 0.5)
+
+
+# Against a second way: the chain walked token by token, its bytes counted from what is there.
+
+COSTS = {Level.RELEASE: 0.0, Level.LOW2: 3 / 16, Level.LOW4: 5 / 16, Level.HIGH: 1.0}
+
+
+def slow_chain(
+    policy: Policy, about: PromptInfo, sinks: int
+) -> list[tuple[float, list[list[Level]], bool, float]]:
+    """(slots, levels by group and token, whether decoded tokens are acted on, their own slots)."""
+    assert policy.prompt is not None
+    assert about.labels is not None
+    sizes, last = policy.decode.evidence.groups, about.prompt_tokens - 1
+    ring = math.ceil((policy.recent + 1) / about.page_slots) * about.page_slots
+    expected, everything = (
+        about.expected_new_tokens,
+        sum(one.tokens for one in policy.decode.evidence.buckets if one.bucket.group == 0),
+    )
+
+    def answer(
+        table: dict[LayerBucket, Level] | None,
+    ) -> tuple[list[dict[Level, float]], float, float]:
+        """By group how many tokens at which level; their slots, and those of the ring."""
+        if table is None:
+            return [{Level.HIGH: expected} for _ in sizes], expected, 0.0
+        spread: list[dict[Level, float]] = [defaultdict(float) for _ in sizes]
+        for one in policy.decode.evidence.buckets:
+            spread[one.bucket.group][table[one.bucket]] += one.tokens / everything * expected
+        slots, rings = 0.0, 0.0
+        for size, found in zip(sizes, spread, strict=True):
+            slots += size / sum(sizes) * sum(COSTS[a] * n for a, n in found.items())
+            rings += size / sum(sizes) * ring * any(n and a < Level.HIGH for a, n in found.items())
+        return spread, slots, rings
+
+    def count(prompt: list[list[Level]], table: dict[LayerBucket, Level] | None) -> float:
+        spread, _, total = answer(table)
+        low = table is not None and len(policy.decode.evidence.ladder.actions) > 2
+        for size, levels, decoded in zip(sizes, prompt, spread, strict=True):
+            for level in set(levels) | set(decoded):
+                slots = levels.count(level) + decoded.get(level, 0)
+                pages = math.ceil(round(slots / about.page_slots, 6)) * about.page_slots
+                total += size / sum(sizes) * COSTS[level] * pages
+                low = low or (level in levels and level.is_low)
+        return total + low
+
+    def paid(table: dict[LayerBucket, Level]) -> dict[LayerBucket, Level] | None:
+        _, slots, rings = answer(table)
+        return table if expected - slots > rings else None
+
+    decode = policy.decode
+    tables: list[dict[LayerBucket, Level]] = [dict(decode.floors)]
+    for number, upgrade in enumerate(decode.path):
+        if number >= decode.steps:
+            tables.append({**tables[-1], upgrade.bucket: upgrade.end})
+        else:
+            tables[0] = {**tables[0], upgrade.bucket: upgrade.end}
+    prompt = [[Level.HIGH] * about.prompt_tokens for _ in sizes]
+    for bucket, level in policy.prompt.floors.items():
+        for at, label in enumerate(about.labels):
+            if label == bucket.name and sinks <= at < last:
+                prompt[bucket.group][at] = level
+    prompts = [[list(row) for row in prompt]]
+    for upgrade in policy.prompt.path:
+        for at in reversed(range(sinks, last)):
+            if about.labels[at] == upgrade.bucket.name:
+                assert prompt[upgrade.bucket.group][at] is upgrade.start
+                prompt[upgrade.bucket.group][at] = upgrade.end
+                prompts.append([list(row) for row in prompt])
+    ways = [(prompts[0], paid(dict(decode.floors)))]
+    ways += [(one, paid(tables[0])) for one in prompts]
+    ways += [(prompt, table) for table in tables[1:] if paid(table)] + [(prompt, None)]
+    return [(count(one, table), one, table is not None, answer(table)[1]) for one, table in ways]
+
+
+TAGS = ("enum/free/critical", "layout/forced/not_critical", "required_value/free/critical")
+SOME = (Label.USER, Label.FUNCTION_NAME, Label.TYPE, Label.CHAT_SCAFFOLD)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    labels=st.lists(st.sampled_from(SOME), min_size=1, max_size=40),
+    expected=st.integers(0, 60),
+    page=st.sampled_from([1, 4, 16]),
+    sinks=st.integers(0, 4),
+    ladder=st.sampled_from(["R,L4,H", "R,H", "R,L2,L4,H"]),
+    groups=st.sampled_from([(3,), (1, 2), (2, 3, 1)]),
+)
+def test_the_choice_is_that_of_the_chain_walked_token_by_token(
+    seed: int,
+    labels: list[Label],
+    expected: int,
+    page: int,
+    sinks: int,
+    ladder: str,
+    groups: tuple[int, ...],
+) -> None:
+    policy = made_up(seed, TAGS, ["user", "function_name", "type"], groups, ladder=ladder)
+    about = PromptInfo(len(labels), sum(groups), 2, 2, 32, expected, page, tuple(labels))
+    chain = slow_chain(policy, about, sinks)
+    everything = math.ceil((len(labels) + expected) / page) * page
+    assert chain[-1][0] == pytest.approx(everything)
+    held = []
+    for setting in (0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 0.99):
+        found = planned(policy, about, setting, sinks=sinks)
+        fits = [one for one in chain if one[0] <= setting * everything + 1e-9]
+        slots, prompt, acts, own = (
+            fits[-1]
+            if fits
+            else [one for one in chain if one[0] <= min(each[0] for each in chain) + 1e-9][-1]
+        )
+        assert found.unreachable == (not fits)
+        levels = found.prompt
+        if levels is None:
+            levels = torch.full((len(groups), len(labels)), 16)
+        assert levels.tolist() == [[int(level) for level in row] for row in prompt]
+        assert (found.steps is not None) == acts
+        if acts:
+            room = own + setting * everything - slots
+            if fits == chain[:1] or any(level < Level.HIGH for row in prompt for level in row):
+                room = min(room, chain[1][3])
+            assert found.remaining == pytest.approx(max(0.0, room), abs=1e-6)
+        held.append(slots)
+    assert held == sorted(held)
