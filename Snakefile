@@ -85,6 +85,7 @@ rule all:
         f"{OUT}/tables/errors.md",
         f"{OUT}/figures/accuracy.png",
         f"{OUT}/tags/tags.html",
+        [f"{OUT}/policy_page/policies.html"] if FAMILIES else [],
 
 
 rule splits:
@@ -395,6 +396,26 @@ rule tables:
         source=source_digest("pask.report.run"),
     shell:
         "python -m pask tables {params.args} > {log} 2>&1 && cat {output.md}"
+
+
+# What the policies are and what they rest on, beside the paper's figures.
+rule policy_page:
+    input:
+        expand(f"{OUT}/policies/{{family}}.json", family=FAMILIES),
+        long=f"{OUT}/long.csv",
+        made_for=f"{OUT}/long.manifest.json",
+        paper=expand("configs/paper/table{n}.csv", n=(4, 5)),
+    output:
+        multiext(f"{OUT}/policy_page/policies", ".md", ".tex"),
+        page=report(f"{OUT}/policy_page/policies.html", category="Policies"),
+    log:
+        f"{OUT}/logs/policy-page.log",
+    params:
+        args=ARGS,
+        config=cfg.digest,
+        source=source_digest("pask.report.run"),
+    shell:
+        "python -m pask policy page {params.args} > {log} 2>&1"
 
 
 rule figures:

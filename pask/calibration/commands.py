@@ -38,6 +38,8 @@ def add_commands(command: Adder, commands: Any) -> None:
     text = "Select the run's policies from what was measured."
     make = command("make", _policy, text, within=parts)
     make.add_argument("--methods", nargs="+", metavar="NAME", help="only these methods")
+    text = "Write the page on the run's policies: tables and figures."
+    command("page", _page, text, within=parts)
     text = "Print a policy file as a table."
     show = command("show", _show, text, config=False, within=parts)
     show.add_argument("file", type=Path, metavar="FILE", help="results/<run>/policies/<name>.json")
@@ -63,6 +65,13 @@ def _policy(args: argparse.Namespace) -> None:
     from pask.calibration.select import make_policies
 
     for path in make_policies(config_of(args), args.methods):
+        print(path)
+
+
+def _page(args: argparse.Namespace) -> None:
+    from pask.report.run import policy_page
+
+    for path in policy_page(config_of(args)):
         print(path)
 
 

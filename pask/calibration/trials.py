@@ -11,7 +11,7 @@ from pask.methods.pask import PASK
 from pask.policy.actions import short
 from pask.policy.evidence import Evidence
 from pask.policy.floors import Thresholds, floors, no_floors
-from pask.policy.path import Upgrade, candidate, cost, greedy_path, round_robin_path
+from pask.policy.path import Upgrade, candidate, cost, ranked_path
 from pask.structure.buckets import LayerBucket
 
 Table = Mapping[LayerBucket, Level]
@@ -44,14 +44,13 @@ def nested_families(method: PASK, evidence: Evidence) -> list[Nested]:
 
     Pairs that give equal floors give equal families, and all of them are listed.
     """
-    ranked = greedy_path if method.ranking == "distortion" else round_robin_path
     pairs: Sequence[Thresholds | None] = method.thresholds
     if method.floors == "none":
         pairs = (None,)
     found = []
     for tau in pairs:
         least = no_floors(evidence) if tau is None else floors(evidence, tau)
-        path = ranked(evidence, least)
+        path = ranked_path(evidence, least, method.ranking)
         tried = spread(evidence, least, path, method.candidates)
         found.append(Nested(evidence, tau, least, path, tried))
     return found

@@ -57,7 +57,8 @@ from pask.methods.pask_plan import DecodeChain, Plan, plan
 from pask.policy.actions import Ladder
 from pask.policy.floors import Thresholds
 from pask.policy.lookup import TokenLookup
-from pask.policy.policy import RANKINGS, Policy
+from pask.policy.path import RANKINGS
+from pask.policy.policy import Policy
 from pask.structure.buckets import bucket_name
 from pask.structure.tags import Next
 
@@ -72,11 +73,12 @@ class PASK(Method):
 
     `recent` decoded tokens beside the newest and the first `sinks` prompt tokens stay at HIGH.
     `actions`: the ladder of levels. `floors` "none" leaves out Equation 6 and `ranking`
-    "round_robin" Equation 7: the ablations. `tau`: the pairs of thresholds that are scanned, low
-    and high, in per cent of rows. `alpha_decode`, `alpha_prefill`: the tolerated increases in the
-    failure rate on development rows. `beta`: the quantile of the reserve. `candidates`: how many of
-    each nested family are tried on development rows. `stages`: "decode" leaves the prompt whole,
-    "prompt" the answer. `policy`: what calibration made of it.
+    "round_robin" Equation 7: the ablations; "distortion_per_byte" is a form of Equation 7 that
+    counts a bucket's tokens (`pask.policy.path`). `tau`: the pairs of thresholds that are scanned,
+    low and high, in per cent of rows. `alpha_decode`, `alpha_prefill`: the tolerated increases in
+    the failure rate on development rows. `beta`: the quantile of the reserve. `candidates`: how
+    many of each nested family are tried on development rows. `stages`: "decode" leaves the prompt
+    whole, "prompt" the answer. `policy`: what calibration made of it.
     """
 
     budget: float = 0.33
@@ -100,7 +102,6 @@ class PASK(Method):
     marker: ClassVar[str] = "*"
     knob: ClassVar[str] = "share of Full KV's bytes"
     budgets: ClassVar[tuple[float, float]] = (0.05, 1.0)
-    needs_policy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,22 +153,28 @@ class PASK(Method):
     def open(self, info: PromptInfo) -> RequestState:
         if self.setting >= 1:
             return FullKV().open(info)
-        if self.policy is None:
-            raise ValueError("pask: needs its policy: run pask calibrate")
-        if self.policy.layers != info.layers:
-            raise ValueError(
-                f"pask: the policy is for {self.policy.layers} layers, the model has {info.layers}"
-            )
+        policy = self.policy_for(info)
         found = plan(
             info,
             self.setting,
             self._decode_chain,
-            None if self.stages == "decode" else self.policy.prompt,
-            self.policy.decode.evidence,
+            None if self.stages == "decode" else policy.prompt,
+            policy.decode.evidence,
             recent=self.recent,
             sinks=self.sinks,
         )
-        return _Request(self, self.policy, info, found)
+        return _Request(self, policy, info, found)
+
+    def policy_for(self, info: PromptInfo) -> Policy:
+        """The policy; ValueError where there is none, or one for another number of layers."""
+        if self.policy is None:
+            raise ValueError(f"{self.name}: needs its policy: run pask policy make (or snakemake)")
+        if self.policy.layers != info.layers:
+            raise ValueError(
+                f"{self.name}: the policy is for {self.policy.layers} layers, the model has "
+                f"{info.layers}"
+            )
+        return self.policy
 
     @cached_property
     def _decode_chain(self) -> DecodeChain:

@@ -136,7 +136,7 @@ def _ranks(side: SidePolicy, name: str, floors: Levels) -> _Rank:
         group = found.bucket.group
         first = ladder.actions.index(floors[group])
         for turn, (level, above) in enumerate(ladder.upgrades[first:]):
-            if side.ranking == "distortion":
+            if side.ranking != "round_robin":  # the groups of a name have equally many tokens
                 bits = (stored_bits(above) - stored_bits(level)) * groups[group]
                 keys[group, level] = -ratio(found, level, above, groups), bits, group
             else:

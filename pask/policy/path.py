@@ -1,4 +1,12 @@
-"""From the floors to everything at HIGH, one adjacent upgrade at a time: nested candidates."""
+"""From the floors to everything at HIGH, one adjacent upgrade at a time: nested candidates.
+
+Three rankings of upgrades:
+
+- "distortion": by rho_D of Equation 7, whose cost m(a', c) - m(a, c) is one token's;
+- "distortion_per_byte": by D over the whole upgrade's cost, m times the bucket's tokens a row. D
+  counts all of a bucket's tokens together, so under Equation 7 a bucket gains by having many;
+- "round_robin": in turn, the ablation without D (section 4.3).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +22,13 @@ from pask.policy.actions import Ladder, level_named, m, short, stored_bits
 from pask.policy.evidence import BucketEvidence, Evidence
 from pask.structure.buckets import LayerBucket
 
+RANKINGS = ("distortion", "distortion_per_byte", "round_robin")
+
 
 @dataclass(frozen=True)
 class Upgrade:
-    """`bucket` goes from `start` to the next level, `end`; `ratio` is its rho_D."""
+    """`bucket` goes from `start` to the next level, `end`; `ratio` is its rho_D, in the ranking by
+    bytes divided by the bucket's tokens."""
 
     bucket: LayerBucket
     start: Level
@@ -53,18 +64,35 @@ def ratio(found: BucketEvidence, a: Level, a2: Level, groups: Sequence[int]) -> 
     return less * (stored_bits(Level.HIGH) * layers) / bits
 
 
-def greedy_path(evidence: Evidence, floors: Mapping[LayerBucket, Level]) -> tuple[Upgrade, ...]:
+def ranked_path(
+    evidence: Evidence, floors: Mapping[LayerBucket, Level], ranking: str
+) -> tuple[Upgrade, ...]:
+    """The path of one of `RANKINGS`; ValueError for another."""
+    if ranking not in RANKINGS:
+        raise ValueError(f"path: unknown ranking {ranking!r}")
+    if ranking == "round_robin":
+        return round_robin_path(evidence, floors)
+    return greedy_path(evidence, floors, per_byte=ranking == "distortion_per_byte")
+
+
+def greedy_path(
+    evidence: Evidence, floors: Mapping[LayerBucket, Level], *, per_byte: bool = False
+) -> tuple[Upgrade, ...]:
     """From the floors, always the eligible adjacent upgrade with the largest rho_D, to all HIGH.
 
     Eligible is the next upgrade of every bucket below HIGH. Of equal ratios the upgrade with the
-    smaller cost m(a2, c) - m(a, c) comes first, then the bucket that the evidence has first.
+    smaller cost m(a2, c) - m(a, c) comes first, then the bucket that the evidence has first. With
+    `per_byte` ratios are divided by the bucket's tokens a row; one without tokens comes last.
     """
     groups, ladder = evidence.groups, evidence.ladder
 
     def eligible(index: int, level: Level) -> tuple[float, int, int, Level]:
         found, above = evidence.buckets[index], ladder.above(level)
         bits = (stored_bits(above) - stored_bits(level)) * groups[found.bucket.group]
-        return -ratio(found, level, above, groups), bits, index, level
+        worth = ratio(found, level, above, groups)
+        if per_byte:
+            worth = worth / found.tokens if found.tokens else 0.0
+        return -worth, bits, index, level
 
     heap = [
         eligible(index, floors[found.bucket])

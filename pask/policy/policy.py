@@ -17,11 +17,10 @@ from pask.methods.levels import Level
 from pask.policy.actions import level_named, short
 from pask.policy.evidence import Evidence
 from pask.policy.floors import Thresholds
-from pask.policy.path import Upgrade, candidate, check_path, cost
+from pask.policy.path import RANKINGS, Upgrade, candidate, check_path, cost
 from pask.structure.buckets import LayerBucket
 
 SCHEMA = 1
-RANKINGS = ("distortion", "round_robin")
 
 _TODO = "calibrate again"
 
@@ -60,7 +59,7 @@ class SidePolicy:
 
     evidence: Evidence
     tau: Thresholds | None  # None: no floors, the ablation without V
-    ranking: str  # "distortion", or "round_robin": the ablation without D
+    ranking: str  # one of `pask.policy.path.RANKINGS`
     floors: Mapping[LayerBucket, Level]
     path: tuple[Upgrade, ...]
     steps: int  # the selected candidate is path[:steps]

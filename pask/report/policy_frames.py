@@ -17,13 +17,14 @@ from pask.methods.levels import Level
 from pask.policy.actions import short
 from pask.policy.envelope import envelope
 from pask.policy.floors import Thresholds, floors, no_floors
-from pask.policy.path import candidate, greedy_path, round_robin_path
+from pask.policy.path import candidate, ranked_path
 from pask.policy.policy import Policy, Scanned, SidePolicy
 from pask.report.statistics import wilson
 
 # As the paper's Table 4 calls them: with both parts of a policy, and with one or both left out.
-FULL, NO_RANKING, NO_FLOORS, NEITHER = ROLES = (
+FULL, PER_BYTE, NO_RANKING, NO_FLOORS, NEITHER = ROLES = (
     "PASK",
+    "PASK, ranked per byte",
     "w/o D-ranking",
     "w/o V-floor",
     "w/o D-ranking and V-floor",
@@ -42,8 +43,10 @@ class PackedSide:
     def role(self) -> str:
         """What of the paper's policy it has, by its own content."""
         if self.side.tau is None:
-            return NO_FLOORS if self.side.ranking == "distortion" else NEITHER
-        return FULL if self.side.ranking == "distortion" else NO_RANKING
+            return NEITHER if self.side.ranking == "round_robin" else NO_FLOORS
+        if self.side.ranking == "round_robin":
+            return NO_RANKING
+        return PER_BYTE if self.side.ranking == "distortion_per_byte" else FULL
 
     @property
     def chosen(self) -> Scanned | None:
@@ -218,12 +221,11 @@ def frontier(side: SidePolicy, upto: float = 0.10) -> pd.DataFrame:
 def distinct_candidates(side: SidePolicy) -> int:
     """How many different tables the tried candidates are: other thresholds may give equal ones."""
     evidence = side.evidence
-    ranked = greedy_path if side.ranking == "distortion" else round_robin_path
     least = {
         tau: no_floors(evidence) if tau is None else floors(evidence, tau)
         for tau in {seen.tau for seen in side.candidates}
     }
-    paths = {tau: ranked(evidence, table) for tau, table in least.items()}
+    paths = {tau: ranked_path(evidence, table, side.ranking) for tau, table in least.items()}
     tables: set[tuple[Level, ...]] = set()
     for seen in side.candidates:
         table = candidate(least[seen.tau], paths[seen.tau], seen.steps)

@@ -9,13 +9,18 @@ import pandas as pd
 
 from pask.bfcl.ceiling import Ceiling
 from pask.bfcl.splits import Splits
+from pask.calibration.families import policy_families
+from pask.calibration.policies import read_family_policy
 from pask.config import RunConfig
+from pask.errors import PaskError
 from pask.evaluation import keys
+from pask.evaluation.model import load_files
 from pask.methods.registry import method_class, registry
 from pask.paths import CONFIGS
 from pask.report.figures import accuracy_figure
 from pask.report.long import read_long
 from pask.report.paper import paper_accuracy
+from pask.report.policy_page import write_policy_page
 from pask.report.render import write_errors, write_tables
 from pask.report.tables import accuracy_table, error_table
 
@@ -56,10 +61,16 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
             f"Knobs were set by the bytes of {_rows_of(config, splits, 'dev')}, along Full KV's "
             "answers to them."
         )
-    calibrated = sorted({e.method for e in config.entries if method_class(e.method).calibrated})
+    following = {entry.method for entry in policy_families(config).values()}
+    calibrated = sorted(
+        {e.method for e in config.entries if method_class(e.method).calibrated} | following
+    )
     if calibrated:
         rows = _rows_of(config, splits, "cal")
         knobs += f" Calibrated on {rows}: {', '.join(calibrated)}."
+    if following:
+        rows = _rows_of(config, splits, "dev")
+        knobs += f" Policies were selected on {rows}: {', '.join(sorted(following))}."
     return [
         knobs,
         f"Prompt {config.model.prompt}, answer form {config.model.answer_form}, greedy decoding "
@@ -99,3 +110,22 @@ def figures(config: RunConfig) -> list[Path]:
     _, frame, _ = _frame(config)
     styles = {name: (cls.color, cls.marker) for name, cls in registry().items()}
     return accuracy_figure(frame, keys.RESULTS / config.run / "figures", styles)
+
+
+def policy_page(config: RunConfig) -> list[Path]:
+    """Write the page on the run's policies into results/<run>/policy_page; the paths written.
+
+    PaskError where no method of the run follows a policy, or its policy is missing.
+    """
+    families = policy_families(config)
+    if not families:
+        raise PaskError("no method of this run follows a policy", where=f"run {config.run}")
+    digest = load_files(config).digest
+    policies = {
+        family: read_family_policy(config, entry, digest) for family, entry in families.items()
+    }
+    path = keys.RESULTS / config.run / "long.csv"
+    long = read_long(path) if path.is_file() else None
+    if long is not None:
+        keys.check_made_for(config, path)
+    return write_policy_page(config, policies, long, keys.RESULTS / config.run / "policy_page")

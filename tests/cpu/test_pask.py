@@ -156,7 +156,7 @@ def test_thresholds_are_proportions() -> None:
 
 
 def test_what_a_request_cannot_do_without() -> None:
-    with pytest.raises(ValueError, match="pask: needs its policy: run pask calibrate"):
+    with pytest.raises(ValueError, match="pask: needs its policy: run pask policy make"):
         PASK().open(info(LABELS))
     with pytest.raises(ValueError, match="labels, and the request has none"):
         small().open(info(None))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pask.methods.levels import Level
-from pask.policy.evidence import Evidence
+from pask.policy.actions import Ladder
+from pask.policy.evidence import BucketEvidence, Evidence, Failures
 from pask.policy.floors import Thresholds, floors, no_floors
 from pask.policy.path import (
     Upgrade,
@@ -15,6 +16,7 @@ from pask.policy.path import (
     check_path,
     cost,
     greedy_path,
+    ranked_path,
     ratio,
     round_robin_path,
 )
@@ -168,3 +170,31 @@ def literal_greedy(of: Evidence, least: dict[LayerBucket, Level]) -> list[LayerB
 def test_a_greedy_path_is_the_literal_one(of: Evidence, tau: Thresholds) -> None:
     least = floors(of, tau)
     assert [step.bucket for step in greedy_path(of, least)] == literal_greedy(of, least)
+
+
+def test_by_bytes_many_tokens_are_no_advantage() -> None:
+    """20 tokens that lose 10 together are worth less a byte than one that loses 1."""
+    many, one = LayerBucket("many", 0), LayerBucket("one", 0)
+    found = Evidence(
+        "prompt",
+        Ladder.parse("R,H"),
+        (4,),
+        1,
+        tuple(
+            BucketEvidence(
+                bucket,
+                tokens,
+                {Level.RELEASE: lost, Level.HIGH: 0.0},
+                {Level.RELEASE: Failures(1, 0, 0, 1)},
+                1,
+            )
+            for bucket, tokens, lost in ((many, 20.0, 10.0), (one, 1.0, 1.0))
+        ),
+    )
+    least = dict.fromkeys((many, one), Level.RELEASE)
+    by_token = ranked_path(found, least, "distortion")
+    by_byte = ranked_path(found, least, "distortion_per_byte")
+    assert [(step.bucket, step.ratio) for step in by_token] == [(many, 10.0), (one, 1.0)]
+    assert [(step.bucket, step.ratio) for step in by_byte] == [(one, 1.0), (many, 0.5)]
+    with pytest.raises(ValueError, match="unknown ranking 'size'"):
+        ranked_path(found, least, "size")
