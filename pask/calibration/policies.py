@@ -13,10 +13,10 @@ from pask.evaluation.keys import RESULTS
 from pask.policy.policy import Policy, check_made_for, read_policy
 from pask.provenance import source_digest, versions
 
-# What of the method decides its policy; budget and stages do not.
+# What of the method decides its policy; the budget does not.
 _PARAMETERS = (
     "recent", "sinks", "actions", "ranking", "floors", "tau", "alpha_decode", "alpha_prefill",
-    "beta", "candidates",
+    "beta", "candidates", "stages",
 )  # fmt: skip
 
 

@@ -63,7 +63,8 @@ def make_policy(
     for evidence, alpha in zip(
         measured.sides(method.ladder), (method.alpha_decode, method.alpha_prefill), strict=True
     ):
-        sides[evidence.side] = select(method, evidence, alpha, lines)
+        if evidence.side in method.sides:
+            sides[evidence.side] = select(method, evidence, alpha, lines)
     decode = sides["decode"]
     return Policy(
         made_for=made_for(config, entry, measured.model_digest),
@@ -73,7 +74,7 @@ def make_policy(
         recent=method.recent,
         beta=method.beta,
         decode=decode,
-        prompt=sides["prompt"],
+        prompt=sides.get("prompt"),
         reserve=reserve(
             [line["names"] for line in measured.lines], decode.floors, measured.groups, method.beta
         ),

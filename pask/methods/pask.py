@@ -55,6 +55,7 @@ from pask.methods.full import FullKV
 from pask.methods.levels import Level
 from pask.methods.pask_plan import DecodeChain, Plan, plan
 from pask.policy.actions import Ladder
+from pask.policy.evidence import SIDES
 from pask.policy.floors import Thresholds
 from pask.policy.lookup import TokenLookup
 from pask.policy.path import RANKINGS
@@ -149,6 +150,11 @@ class PASK(Method):
         if not all(math.isfinite(pair.high) and pair.high <= 1 for pair in found):
             raise ValueError(f"pask: tau {self.tau!r} is above 100 per cent")
         return found
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides that its policy has to have."""
+        return SIDES[:1] if self.stages == "decode" else SIDES
 
     def open(self, info: PromptInfo) -> RequestState:
         if self.setting >= 1:

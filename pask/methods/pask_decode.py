@@ -20,9 +20,10 @@ from pask.structure.buckets import bucket_name
 
 @dataclass(frozen=True)
 class PASKDecode(PASK):
-    """The fields are those of `PASK`; `budget`, `sinks` and `stages` have no effect."""
+    """The fields are those of `PASK`; `budget` and `sinks` have no effect."""
 
     budget: float = 0.95
+    stages: str = "decode"
 
     name: ClassVar[str] = "pask_decode"
     label: ClassVar[str] = "PASK, decode only"
@@ -31,6 +32,11 @@ class PASKDecode(PASK):
     knob: ClassVar[str] = "none"
     # Nominal: half the answer of a request whose prompt is ten times as long. The policy decides.
     budgets: ClassVar[tuple[float, float]] = (0.95, 0.95)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stages != "decode":
+            raise ValueError(f"pask_decode: stages has to be decode, not {self.stages!r}")
 
     def open(self, info: PromptInfo) -> RequestState:
         policy = self.policy_for(info)

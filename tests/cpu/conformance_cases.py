@@ -8,49 +8,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pask.bench.methods import MadeUpEvidence
 from pask.methods.contract import Method, PromptEvidence, PromptInfo
+from pask.methods.pask import PASK
 from pask.methods.registry import make_method, method_class
 from pask.structure.labels import Label
+from tests.cpu import conformance_pask
+from tests.cpu.conformance_sizes import PAGE, sizes
 
-PAGE = 16
+LENGTHS = tuple(sorted({*range(1, 65, 3), 2, 15, 17, 32, 33, 63, 65, 96, 97, 128, 2000}))
+FEWER_LENGTHS = (*LENGTHS[:-1:3], 130, 200, 250, 400)  # for those whose answers have to be longer
 FREE = (PAGE - 1) / 2  # slots of a last page, on average over the lengths
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes of so many slots in each kv head of a model, pages rounded up."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-    def _pages(self, slots: int, page: int, page_bytes: int) -> int:
-        return self.layers * self.kv_heads * -(-slots // page) * page_bytes
-
-    def high(self, slots: int) -> int:
-        """16 bit, keys and values."""
-        return self._pages(slots, PAGE, PAGE * 2 * self.head_dim * 2)
-
-    def low(self, slots: int, bits: int) -> int:
-        """Codes, and an fp16 scale and zero for each 32 channels, of keys and of values."""
-        half = self.head_dim * bits // 8 + self.head_dim // 32 * 4
-        return self._pages(slots, PAGE, PAGE * 2 * half)
-
-    def channel2(self, slots: int) -> int:
-        """32 tokens of 2 bit: keys with a scale and a zero a channel, values as above."""
-        keys = 32 * self.head_dim // 4 + self.head_dim * 4
-        values = 32 * self.head_dim // 4 + 32 * (self.head_dim // 32) * 4
-        return self._pages(slots, 32, keys + values)
-
-    def statistics(self) -> int:
-        """Two fp16 numbers for each key channel."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
 Formula = Callable[[Any, PromptInfo, int], int]
@@ -59,14 +32,14 @@ Formula = Callable[[Any, PromptInfo, int], int]
 
 @dataclass(frozen=True)
 class Case:
-    """`window`: so many of the last prompt tokens are resident after the prefill."""
+    """`window`: so many of the last prompt tokens are resident after the prefill. `fed`: decoded
+    tokens after which its bytes are looked at, as many as it takes to see all that it does.
+    `lengths`: of the prompts that they are looked at for."""
 
     resident: Formula
     window: Callable[[Any, PromptInfo], int]
-
-
-def sizes(info: PromptInfo) -> Sizes:
-    return Sizes(info.layers, info.kv_heads, info.head_dim)
+    fed: int = 5
+    lengths: Sequence[int] = LENGTHS
 
 
 def _full(method: Any, info: PromptInfo, decoded: int) -> int:
@@ -214,6 +187,12 @@ def _all(method: Any, info: PromptInfo) -> int:
 CASES: dict[str, Case] = {
     "full": Case(_full, _all),
     "h2o": Case(_evicting, _last_of(lambda method, c: c - math.floor(method.heavy_share * c))),
+    "pask": Case(
+        conformance_pask.resident, conformance_pask.window, conformance_pask.FED, FEWER_LENGTHS
+    ),
+    "pask_decode": Case(
+        conformance_pask.resident_decode, _all, conformance_pask.FED, FEWER_LENGTHS
+    ),
     "random": Case(_evicting, _last_of(lambda method, c: min(method.recent, max(1, c // 2)))),
     "rocketkv": Case(_rocketkv, _rocketkv_window),
     "sinks_recent": Case(_evicting, _last_of(lambda method, c: c - min(method.sinks, c - 1))),
@@ -244,7 +223,7 @@ def info_for(prompt: int, **more: Any) -> PromptInfo:
         "kv_heads": 2,
         "group_size": 2,
         "head_dim": 32,
-        "expected_new_tokens": 9,
+        "expected_new_tokens": 24,
         "page_slots": PAGE,
         "labels": labels_for(prompt),
         "texts": tuple(words[n % len(words)] for n in range(prompt)),
@@ -253,16 +232,20 @@ def info_for(prompt: int, **more: Any) -> PromptInfo:
 
 
 @cache
-def _measured(name: str) -> Mapping[str, Any]:
+def measured(name: str) -> Mapping[str, Any] | None:
     """The fields that a method's calibration gives, on evidence that nobody measured."""
+    cls = method_class(name)
+    if issubclass(cls, PASK):
+        return {"policy": conformance_pask.made_up_policy()}
+    if not cls.calibrated:
+        return None
     evidence: list[PromptEvidence] = [MadeUpEvidence(info_for(n)) for n in (90, 200)]
     return make_method(name, None).calibrate(evidence)
 
 
 def method(name: str, budget: float | None = None, nominal: float | None = None) -> Method:
     """A method of the registry, calibrated where it has to be."""
-    measured = _measured(name) if method_class(name).calibrated else None
-    return make_method(name, budget, nominal=nominal, measured=measured)
+    return make_method(name, budget, nominal=nominal, measured=measured(name))
 
 
 def budgets(name: str) -> list[float]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import xgrammar as xgr
 
 from pask.engine.decode import generate
 from pask.engine.generation import Generation, Limits, Task
-from pask.engine.loading import LoadedModel, load_model
+from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.methods.contract import Method
 from pask.methods.registry import registry
+from pask.structure.automaton import TagGrammar
+from pask.structure.ebnf import EbnfGrammar
+from pask.structure.tags import Role, TokenClass
 from tests.cpu.conformance_cases import budgets, labels_for, method
 from tests.cpu.tiny import tiny_folder
 from tests.cpu.toys import SomeRequest
@@ -21,6 +25,28 @@ TEXT = (
     'Answer with calls. {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}} '
     '{"name": "math.area", "parameters": {"base": {"type": "integer", "description": "cm"}}} '
 )
+
+
+ROLES = {
+    "name": (TokenClass.FUNCTION_NAME, Role.FUNCTION_SELECTOR),
+    "value": (TokenClass.STRING, Role.REQUIRED_VALUE),
+    "letters": (TokenClass.STRING, Role.REQUIRED_VALUE),
+}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What is allowed, and what its tokens are for: one text of xgrammar's notation."""
+
+    masks: xgr.CompiledGrammar
+    tags: TagGrammar
+
+
+def grammar_of(model: LoadedModel, text: str) -> Grammar:
+    """Rules that are named in `ROLES` have those roles, others are layout."""
+    compiler = xgr.GrammarCompiler(tokenizer_info(model))
+    roles = {name: role for name, role in ROLES.items() if f"{name} ::=" in text}
+    return Grammar(compiler.compile_grammar(text), EbnfGrammar(text, roles))
 
 
 def small_model(tmp: Path) -> LoadedModel:
@@ -34,13 +60,12 @@ def small_model(tmp: Path) -> LoadedModel:
     return load_model(str(folder))
 
 
-def request_of(
-    model: LoadedModel, grammar: xgr.CompiledGrammar, length: int, start: int = 0
-) -> SomeRequest:
+def request_of(model: LoadedModel, grammar: Grammar, length: int, start: int = 0) -> SomeRequest:
     ids = model.tokenizer(TEXT * (1 + (start + length) // 40))["input_ids"]
     prompt = tuple(ids[start : start + length])
     assert len(prompt) == length
-    return SomeRequest(f"of-{length}-{start}", prompt, grammar, prompt_labels=labels_for(length))
+    labels = labels_for(length)
+    return SomeRequest(f"of-{length}-{start}", prompt, grammar.masks, grammar.tags, labels)
 
 
 def answers(

@@ -8,6 +8,7 @@ import torch
 
 from pask.methods.contract import Captures, Decoded, PromptInfo, RequestState, Wants
 from pask.methods.levels import CHANNEL_GROUP, Level
+from tests.cpu.pask_policies import FAR_TAG, NEAR_TAG, UNSEEN_TAG, VALUE_TAG
 
 Resident = tuple[tuple[tuple[tuple[int, Level], ...], ...], ...]
 """By layer and kv head: (token, level) of what is resident, ascending."""
@@ -60,7 +61,8 @@ def _decode(
     levels = [Level.HIGH] * info.layers
     if state.acts_on_tokens:
         text = (b'"', b"city", b": ", b"Rome")[step % 4]
-        levels = list(state.level_of(Decoded(step, 10 + step % 7, text, None)))
+        tag = (NEAR_TAG, VALUE_TAG, FAR_TAG, UNSEEN_TAG)[(step + step // 4) % 4]
+        levels = list(state.level_of(Decoded(step, 10 + step % 7, text, tag)))
         assert len(levels) == info.layers
         assert set(levels) <= state.levels | {Level.HIGH, Level.RELEASE}
         assert not (state.channel_keys and Level.LOW2 in levels)

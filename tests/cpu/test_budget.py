@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 import yaml
 
-from pask.bench.methods import MadeUpEvidence
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import RequestBuilder
 from pask.config import load
@@ -20,9 +18,9 @@ from pask.engine.decode import generate
 from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.evaluation.dry_run import Case, count
-from pask.methods.contract import PromptInfo
+from pask.methods.pask import PASK
 from pask.methods.registry import make_method, method_class, registry
-from pask.structure.labels import Label
+from tests.cpu.conformance_cases import measured
 from tests.cpu.test_evaluation import ok, refused
 from tests.cpu.tiny import tiny_folder
 
@@ -91,13 +89,12 @@ def test_a_dry_run_counts_the_bytes_of_decoding(model: LoadedModel, name: str) -
     builder = RequestBuilder(model.tokenizer, tokenizer_info(model), "one_example", "json_list")
     rows = [row for row in load_rows().values() if row.category == "multiple"][:4]
     requests = [builder.build(row) for row in rows]
-    fields = calibrated_fields(name)
     method = make_method(
         name,
         None,
         {},
         nominal=low + 0.4 * (high - low) if cls.budgets[0] < cls.budgets[1] else None,
-        measured=fields,
+        measured=measured(name),
     )
     limits = Limits(40)
     answers = {
@@ -113,15 +110,9 @@ def test_a_dry_run_counts_the_bytes_of_decoding(model: LoadedModel, name: str) -
         found.bytes.prompt + found.bytes.decode for found in answers.values()
     )
     assert counted.unreachable == sum("unreachable" in a.notes for a in answers.values())
-
-
-def calibrated_fields(name: str) -> Mapping[str, Any]:
-    """What a calibrated method would have measured on prompts with made-up distortions."""
-    if not method_class(name).calibrated:
-        return {}
-    labels = (Label.TOOL_SCAFFOLD, Label.FUNCTION_NAME, Label.CHAT_SCAFFOLD, Label.USER)
-    info = PromptInfo(80, 2, 2, 2, 32, labels=[label for label in labels for _ in range(20)])
-    return make_method(name, None).calibrate([MadeUpEvidence(info)])
+    if issubclass(cls, PASK):  # the answer is not merely kept at HIGH
+        parts = [found.bytes for found in answers.values()]
+        assert any(part.decode != part.full - part.full_prompt for part in parts)
 
 
 def test_every_knob_meets_its_budget_on_the_development_rows(searched: Path) -> None:

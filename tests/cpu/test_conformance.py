@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xgrammar as xgr
 
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import RequestBuilder
@@ -24,15 +23,22 @@ from pask.errors import HarnessFault
 from pask.methods.contract import UNREACHABLE, Method, Wants
 from pask.methods.full import FullKV
 from pask.methods.registry import registry
-from tests.cpu.conformance_cases import CASES, budgets, info_for, method
-from tests.cpu.conformance_requests import METHODS, answers, entries, request_of, small_model
+from tests.cpu.conformance_cases import CASES, LENGTHS, budgets, info_for, method
+from tests.cpu.conformance_requests import (
+    METHODS,
+    Grammar,
+    answers,
+    entries,
+    grammar_of,
+    request_of,
+    small_model,
+)
 from tests.cpu.conformance_walk import walk
 from tests.cpu.toys import CALLS
 
 AND_BUDGETS = [(name, budget) for name in METHODS for budget in budgets(name)]
 BELOW_FULL = [(name, budget) for name, budget in AND_BUDGETS if budget < 1.0 or name == "full"]
 WHOLE = [name for name in METHODS if registry()[name].budgets[1] == 1.0]
-LENGTHS = sorted({*range(1, 65, 3), 2, 15, 17, 32, 33, 63, 65, 96, 97, 128, 2000})
 LIMIT = 6  # choices of a token; one less is fed
 
 
@@ -42,14 +48,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def endless(model: LoadedModel) -> xgr.CompiledGrammar:
-    """No answer under it ends before the limit."""
-    return xgr.GrammarCompiler(tokenizer_info(model)).compile_grammar("root ::= [a-z]{400}")
+def endless(model: LoadedModel) -> Grammar:
+    """No answer under it ends before the limit, and all of it is a value."""
+    return grammar_of(model, "root ::= letters\nletters ::= [a-z]{400}")
 
 
 @pytest.fixture(scope="module")
-def calls(model: LoadedModel) -> xgr.CompiledGrammar:
-    return xgr.GrammarCompiler(tokenizer_info(model)).compile_grammar(CALLS)
+def calls(model: LoadedModel) -> Grammar:
+    return grammar_of(model, CALLS)
 
 
 def test_every_method_has_been_thought_about() -> None:
@@ -68,7 +74,7 @@ def test_colours_and_markers_tell_the_methods_apart() -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_with_the_knob_at_its_maximum_it_is_full_kv(
-    name: str, model: LoadedModel, calls: xgr.CompiledGrammar
+    name: str, model: LoadedModel, calls: Grammar
 ) -> None:
     requests = [request_of(model, calls, length, 3) for length in (1, 2, 8, 33, 64, 90)]
     top = registry()[name].knob_range[1]
@@ -95,7 +101,7 @@ class Ended:
 
 
 def ended(
-    model: LoadedModel, tasks: Sequence[Task], monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, tasks: Sequence[Task], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ended]:
     """One answer at a time, so that whatever the store holds is that answer's."""
     stores: list[KVStore] = []
@@ -106,7 +112,7 @@ def ended(
 
     new_store = decode.new_store
     monkeypatch.setattr(decode, "new_store", watched)
-    for answer in generate(model, tasks, Limits(LIMIT), max_batch=1):
+    for answer in generate(model, tasks, Limits(limit), max_batch=1):
         (store,) = stores
         (seat,) = filter(None, store.seats)
         yield Ended(answer, tensor_bytes(store, seat))
@@ -129,24 +135,24 @@ def test_bytes_are_the_tensors_and_the_formula(
     name: str,
     budget: float,
     model: LoadedModel,
-    endless: xgr.CompiledGrammar,
+    endless: Grammar,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = method(name, budget)
-    requests = [request_of(model, endless, length) for length in LENGTHS]
-    tasks = [Task(request, ((name, one),), LIMIT - 1) for request in requests]
-    for found in ended(model, tasks, monkeypatch):
+    one, fed = method(name, budget), CASES[name].fed
+    requests = [request_of(model, endless, length) for length in CASES[name].lengths]
+    tasks = [Task(request, ((name, one),), fed) for request in requests]
+    for found in ended(model, tasks, fed + 1, monkeypatch):
         counted = found.answer.bytes
         prompt = found.answer.prompt_tokens
-        about = info_for(prompt, expected_new_tokens=LIMIT - 1)
-        assert found.answer.new_tokens == LIMIT
+        about = info_for(prompt, expected_new_tokens=fed)
+        assert found.answer.new_tokens == fed + 1
         assert counted.prompt + counted.decode == found.in_tensors, prompt
-        assert found.in_tensors == CASES[name].resident(one, about, LIMIT - 1), prompt
+        assert found.in_tensors == CASES[name].resident(one, about, fed), prompt
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if registry()[name]().has_knob])
 def test_more_of_the_knob_is_never_fewer_bytes(
-    name: str, model: LoadedModel, endless: xgr.CompiledGrammar
+    name: str, model: LoadedModel, endless: Grammar
 ) -> None:
     low, high = registry()[name].knob_range
     settings = [low + (high - low) * n / 12 for n in range(13)]
@@ -164,7 +170,7 @@ def test_more_of_the_knob_is_never_fewer_bytes(
 
 @pytest.mark.parametrize(("name", "budget"), BELOW_FULL)
 def test_what_lies_above_the_budget_is_said(
-    name: str, budget: float, model: LoadedModel, endless: xgr.CompiledGrammar
+    name: str, budget: float, model: LoadedModel, endless: Grammar
 ) -> None:
     """A request above its budget has a note, where there is a knob. A page a head, for each kind of
     region that is held, may be the price of rounding."""
@@ -223,7 +229,7 @@ def test_two_requests_of_one_method_know_nothing_of_each_other(name: str, budget
 
 @pytest.mark.parametrize("name", METHODS)
 def test_one_prompt_token_one_answer_token_and_no_answer_expected(
-    name: str, model: LoadedModel, calls: xgr.CompiledGrammar
+    name: str, model: LoadedModel, calls: Grammar
 ) -> None:
     tasks = [
         Task(request_of(model, calls, length), ((name, method(name, budget)),), 0)
@@ -240,7 +246,7 @@ def test_one_prompt_token_one_answer_token_and_no_answer_expected(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_prompt_without_labels_is_answered_or_refused_in_one_line(
-    name: str, model: LoadedModel, calls: xgr.CompiledGrammar
+    name: str, model: LoadedModel, calls: Grammar
 ) -> None:
     request = dataclasses.replace(request_of(model, calls, 30), prompt_labels=None)
     task = Task(request, ((name, dict(entries())[name]),))

@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-import xgrammar as xgr
 
 from pask.engine import decode
 from pask.engine.generation import Generation, Task
 from pask.engine.kv_seat import Seat
 from pask.engine.kv_store import KVStore
-from pask.engine.loading import LoadedModel, tokenizer_info
-from tests.cpu.conformance_requests import METHODS, answers, entries, request_of, small_model
+from pask.engine.loading import LoadedModel
+from tests.cpu.conformance_requests import (
+    METHODS,
+    Grammar,
+    answers,
+    entries,
+    grammar_of,
+    request_of,
+    small_model,
+)
 from tests.cpu.stores import fed
 from tests.cpu.toys import CALLS, SomeRequest
 
@@ -26,12 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def calls(model: LoadedModel) -> xgr.CompiledGrammar:
-    return xgr.GrammarCompiler(tokenizer_info(model)).compile_grammar(CALLS)
+def calls(model: LoadedModel) -> Grammar:
+    return grammar_of(model, CALLS)
 
 
 @pytest.fixture(scope="module")
-def requests(model: LoadedModel, calls: xgr.CompiledGrammar) -> list[SomeRequest]:
+def requests(model: LoadedModel, calls: Grammar) -> list[SomeRequest]:
     return [request_of(model, calls, length, start=length) for length in (1, 21, 47, 70, 115)]
 
 
