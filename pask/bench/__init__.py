@@ -12,6 +12,7 @@ from pask.provenance import machine
 
 BENCHES = {  # what `--items` counts, and how many by default
     "attention": ("repetitions", 20),
+    "calibrate": ("rows", 4),
     "evaluate": ("rows", 50),
     "kernels": ("repetitions", 50),
     "lockstep": ("tokens", 20_000),

@@ -19,7 +19,7 @@ from pask.calibration.sensitivity import (
 from pask.engine.generation import Limits, Task
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
-from pask.engine.replay import Replayer
+from pask.engine.replay import GiveUp, Replayer
 from pask.policy.actions import short
 
 
@@ -44,12 +44,15 @@ class RowMeasurer:
         self._buckets, self._interventions = buckets, interventions
         self._max_batch = max_batch
 
-    def measure(self, task: Task, tokens: Sequence[int], judge: Judge) -> dict[str, Any]:
+    def measure(
+        self, task: Task, tokens: Sequence[int], judge: Judge, hopeless: GiveUp | None = None
+    ) -> dict[str, Any]:
         """What a task's row tells, as JSON; `tokens` are a Full-KV answer to it.
 
         prompt_tokens and fed: counts; reference_correct: the verdict on the answer; names and
         labels: see `Reference`; outcomes: `Outcome`'s records; distortions:
-        `pask.calibration.distortion.Distorted`'s. Errors as `read_reference` and `outcomes`.
+        `pask.calibration.distortion.Distorted`'s. `hopeless` and errors as of `read_reference` and
+        `outcomes`.
         """
         reference = read_reference(
             self._replayer,
@@ -67,6 +70,7 @@ class RowMeasurer:
             buckets=self._buckets,
             interventions=self._interventions,
             max_batch=self._max_batch,
+            hopeless=hopeless,
         )
         line = {
             "prompt_tokens": len(task.request.prompt_ids),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pask.bfcl.early_verdict import EarlyVerdict
 from pask.calibration.measure_row import RowMeasurer
 from pask.calibration.reference import reference_rows
 from pask.calibration.row_files import Line, RowFiles
@@ -55,7 +56,9 @@ def evidence_files(config: RunConfig, interventions: Interventions, model_digest
         "recent": interventions.recent,
         "ladder": str(interventions.ladder),
         "sinks": interventions.sinks,
-        "measured_by": source_digest("pask.calibration.measure_row", "pask.evaluation.judge"),
+        "measured_by": source_digest(
+            "pask.calibration.measure_row", "pask.evaluation.judge", "pask.bfcl.early_verdict"
+        ),
     }
     return RowFiles(config, "evidence", FIELDS, calibration_rows(config), decided_by, _TODO)
 
@@ -113,4 +116,5 @@ def _measured(
     )
     for one in reference_rows(config, model, PART, ids):
         about = {"id": one.row.id, "category": one.row.category, "cluster": one.row.cluster}
-        yield about | measurer.measure(one.task, one.tokens, one.judge)
+        hopeless = EarlyVerdict(one.row, one.answer_form).hopeless
+        yield about | measurer.measure(one.task, one.tokens, one.judge, hopeless)

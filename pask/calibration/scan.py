@@ -1,6 +1,7 @@
 """Tries candidate policies on development rows, each side alone: what Equation 8 chooses by.
 
-Candidates are judged by replay on Full KV's answers; one JSON line a row has all of them.
+Candidates are judged by replay on Full KV's answers; one JSON line a row has all of them. An answer
+that cannot be right any more is not written to its end (`pask.bfcl.early_verdict`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pask.bfcl.early_verdict import EarlyVerdict
 from pask.calibration.candidate import Candidate
 from pask.calibration.evidence import Measured, measured_evidence
 from pask.calibration.families import interventions_of, policy_families, unfrozen
@@ -37,7 +39,7 @@ _FIELDS: dict[str, type] = {
     "category": str,
     "cluster": str,  # rows of one tool set
     "reference_correct": bool,
-    "results": dict,  # by candidate: correct, changed, cost and tokens of its side, token_layers
+    "results": dict,  # by candidate, what `_result` gives and whether its answer is correct
 }
 _TODO = "run pask scan (or snakemake)"
 
@@ -54,7 +56,8 @@ def candidates_of(config: RunConfig, measured: Measured) -> dict[str, Candidate]
     for entry in policy_families(config).values():
         method = unfrozen(entry)
         for evidence in measured.sides(method.ladder):
-            tables |= distinct(nested_families(method, evidence))
+            if evidence.side in method.sides:
+                tables |= distinct(nested_families(method, evidence))
     wanted = interventions_of(config)
     return {
         key: Candidate(
@@ -127,15 +130,16 @@ def _scanned(
         reference = read_reference(
             replayer, row.task, row.tokens, row.judge, buckets=buckets, sinks=sinks
         )
+        hopeless = EarlyVerdict(row.row, row.answer_form).hopeless
         results = {
             found.generation.entry: _result(candidates[found.generation.entry], found, row)
             | {
-                "correct": row.judge(found.generation)
-                if found.first_difference is not None
-                else reference.correct
+                "correct": reference.correct
+                if found.first_difference is None
+                else not found.given_up and row.judge(found.generation)
             }
             for found in replayer.replay(
-                reference.trace, candidates.items(), max_batch=engine.max_batch
+                reference.trace, candidates.items(), max_batch=engine.max_batch, give_up=hopeless
             )
         }
         replayer.free(reference.trace)
@@ -149,7 +153,12 @@ def _scanned(
 
 
 def _result(candidate: Candidate, found: Replayed, row: ReferenceRow) -> dict[str, Any]:
-    """`cost`: the side's tokens as this candidate keeps them, in tokens at HIGH, of `tokens`."""
+    """What a candidate did to a row's answer.
+
+    `cost`: the side's tokens as this candidate keeps them, in tokens at HIGH, of `tokens`. Of an
+    answer that was given up these are the tokens written until then; both are counted alike, so
+    that cost over tokens stays a ratio of C_KV's kind.
+    """
     answer, labels = found.generation, row.task.request.prompt_labels or ()
     names = candidate.names(labels, answer.tags)
     # The first prompt tokens and the last one stay as they are.
@@ -158,5 +167,6 @@ def _result(candidate: Candidate, found: Replayed, row: ReferenceRow) -> dict[st
         "changed": found.first_difference is not None,
         "cost": candidate.tokens_at_high(names) + whole,
         "tokens": len(names) + whole,
+        "given_up": found.given_up,
         "token_layers": found.token_layers,
     }

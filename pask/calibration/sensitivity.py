@@ -4,18 +4,23 @@ Equation 5 asks for complete generation under each intervention, here of one cal
 starts from the row's answer under Full KV and replays every intervention on it
 (`pask.engine.replay`), which gives what complete generation would give; the official checker's
 verdict on it is asked where the answer changed. Sums over rows are `pask.calibration.gather`'s.
+
+Only the verdict counts, so nothing is computed that comes after it (`pask.bfcl.early_verdict`): an
+answer that cannot be right any more is not written on, and where that is so of the reference's own
+beginning, no more than that beginning is replayed.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pask.calibration.intervention import SINKS, OneBucket, OneLabel, changeable
 from pask.engine.generation import Generation, Task
-from pask.engine.replay import Replayed, Replayer
+from pask.engine.replay import GiveUp, Replayed, Replayer
 from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
@@ -76,7 +81,9 @@ class Outcome:
 
     `tokens`: the bucket's, of the answer's fed ones or of the prompt's that may be changed.
     `changed`: another answer came out; `correct` is the verdict on it, the reference's where it did
-    not. `token_layers` were forwarded for it.
+    not. `given_up`: it was not followed to its end, since it could not be right any more; if it is
+    not changed, it was the reference's until then. `fed`: tokens of the answer, so far, that have
+    keys and values. `token_layers` were forwarded for it.
     """
 
     side: str
@@ -85,6 +92,8 @@ class Outcome:
     tokens: int
     changed: bool
     correct: bool
+    given_up: bool
+    fed: int
     token_layers: int
 
     def record(self) -> dict[str, Any]:
@@ -97,6 +106,8 @@ class Outcome:
             "tokens": self.tokens,
             "changed": self.changed,
             "correct": self.correct,
+            "given_up": self.given_up,
+            "fed": self.fed,
             "token_layers": self.token_layers,
         }
 
@@ -142,37 +153,84 @@ def outcomes(
     buckets: Buckets,
     interventions: Interventions,
     max_batch: int = 32,
+    hopeless: GiveUp | None = None,
 ) -> tuple[Outcome, ...]:
     """Every intervention on the buckets that occur in a row, both sides, at each level below HIGH.
 
     A bucket that does not occur changes nothing, is not in the result and costs nothing. Nor does
     one whose decoded tokens are all within the window still when the last choice is made; it is in
     the result, unchanged. (What decoding computes of such a one differs from the reference by the
-    order of its sums alone.) `layers`: of the model. Errors as `Replayer.replay` and `judge` raise
-    them.
+    order of its sums alone.) `layers`: of the model. `hopeless`: whether no right answer begins
+    with a text; then an answer that does is wrong, without being written on or judged.
+    Errors as `Replayer.replay` and `judge` raise them.
     """
-    planned = list(_planned(reference, layers, buckets, interventions))
+    trace = reference.trace
+    if hopeless is not None and not reference.correct:
+        trace = _undecided(trace, hopeless)
+    planned = list(_planned(reference, trace.fed, layers, buckets, interventions))
     waiting = [(str(n), one.method) for n, one in enumerate(planned) if one.method is not None]
     replayed: dict[int, Replayed] = {}
-    for one in replayer.replay(reference.trace, waiting, max_batch=max_batch):
+    for one in replayer.replay(trace, waiting, max_batch=max_batch, give_up=hopeless):
         replayed[int(one.generation.entry)] = one
     verdicts: dict[tuple[str, str], bool] = {}
     found = []
     for n, plan in enumerate(planned):
         outcome = replayed.get(n)
         changed = outcome is not None and outcome.first_difference is not None
-        correct = reference.correct
-        if outcome is not None and changed:
+        correct, given_up = reference.correct, outcome is not None and outcome.given_up
+        if given_up:
+            correct = False
+        elif outcome is not None and changed:
             answer = outcome.generation
             read = answer.finish, answer.text  # all that a verdict depends on
             if read not in verdicts:
                 verdicts[read] = judge(answer)
             correct = verdicts[read]
-        cost = 0 if outcome is None else outcome.token_layers
+        fed, cost = reference.trace.fed, 0
+        if outcome is not None:
+            written = outcome.generation
+            fed, cost = written.new_tokens - (written.finish == "length"), outcome.token_layers
         found.append(
-            Outcome(plan.side, plan.bucket, plan.level, plan.tokens, changed, correct, cost)
+            Outcome(
+                side=plan.side,
+                bucket=plan.bucket,
+                level=plan.level,
+                tokens=plan.tokens,
+                changed=changed,
+                correct=correct,
+                given_up=given_up,
+                fed=fed,
+                token_layers=cost,
+            )
         )
     return tuple(found)
+
+
+def _undecided(trace: Trace, hopeless: GiveUp) -> Trace:
+    """The trace up to the token with which its answer becomes hopeless, or all of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = ""
+    for tokens, decoded in enumerate(trace.decoded, start=1):
+        text += decoder.decode(decoded.text)
+        if hopeless(text):
+            return _beginning(trace, tokens)
+    return trace
+
+
+def _beginning(trace: Trace, tokens: int) -> Trace:
+    """The trace's first tokens, at least one, as if the answer had been cut off there."""
+    fed = tokens - 1
+    return replace(
+        trace,
+        tokens=trace.tokens[:tokens],
+        ended=False,
+        decoded=trace.decoded[:tokens],
+        inputs=tuple(rows[:fed] for rows in trace.inputs),
+        keys=tuple(rows[:fed] for rows in trace.keys),
+        values=tuple(rows[:fed] for rows in trace.values),
+        masks=trace.masks[:tokens],
+        chosen=trace.chosen[:tokens],
+    )
 
 
 @dataclass(frozen=True)
@@ -185,12 +243,13 @@ class _Planned:
 
 
 def _planned(
-    reference: Reference, layers: int, buckets: Buckets, interventions: Interventions
+    reference: Reference, fed: int, layers: int, buckets: Buckets, interventions: Interventions
 ) -> Iterator[_Planned]:
-    """Group by group: replays that begin at one layer are computed together."""
+    """Group by group: replays that begin at one layer are computed together. `fed`: tokens of the
+    answer after which no choice is looked at."""
     counts = Counter(reference.names)  # in the order of their first occurrence
     # The row of fed token u reads those at their final level that come `recent + 1` or more before.
-    felt = frozenset(reference.names[: max(reference.trace.fed - 1 - interventions.recent, 0)])
+    felt = frozenset(reference.names[: max(fed - 1 - interventions.recent, 0)])
     for group in range(len(layer_groups(layers, buckets.layer_groups))):
         for name, tokens in counts.items():
             bucket = LayerBucket(name, group)

@@ -9,13 +9,17 @@ This is exact: a position reads the same bits in the same order as it would have
 
 What a policy cannot change is not computed again: the positions before the first token that does
 not end at HIGH, and the layers below the first that the policy touches, are the trace's.
+
+Who asks only whether an answer is right need not have it written to its end: `give_up` tells from
+when on it cannot be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import codecs
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -37,28 +41,56 @@ from pask.methods.levels import Level
 LOGIT_ROWS = 256
 """Rows whose logits exist at once: a whole vocabulary each."""
 
+GiveUp = Callable[[str], bool]
+"""Whether an answer that begins with this text (whole characters) need not be written on."""
+
 
 @dataclass(frozen=True)
 class Replayed:
     """What `generate` would have given for a trace's request under a method, and what it took.
 
     `first_difference` is the choice at which the answer leaves the trace's, None where it is the
-    same; `token_layers` were forwarded, the trace's own not among them.
+    same; `token_layers` were forwarded, the trace's own not among them. `given_up`: the generation
+    breaks off where `give_up` said so. It counts as cut off by the limit, and its bytes are those
+    of what was fed until then.
     """
 
     generation: Generation
     first_difference: int | None
     token_layers: int
+    given_up: bool = False
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 @dataclass
 class _Open:
-    """A replay whose answer is being written on, or is whole."""
+    """A replay whose answer is being written on, or is whole, or is given up."""
 
     answer: Answer
     job: Job
     first_difference: int | None
     replayed: int  # tokens fed by the pass
+    given_up: bool = False
+    text: str = ""  # of the first `seen` tokens, without a character that is not whole
+    seen: int = 0
+    decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
+
+    @property
+    def ended(self) -> bool:
+        return self.given_up or self.answer.done
+
+    def ask(self, give_up: GiveUp, vocabulary: Sequence[bytes]) -> None:
+        """Give the answer up if it may be; one that has ended is not asked about."""
+        tokens = self.answer.tokens
+        if self.answer.finish or self.seen == len(tokens):
+            return
+        self.text += self.decoder.decode(b"".join(vocabulary[t] for t in tokens[self.seen :]))
+        self.seen = len(tokens)
+        if give_up(self.text):
+            self.given_up, self.answer.finish = True, "length"
 
 
 class Replayer:
@@ -90,10 +122,17 @@ class Replayer:
 
     @torch.inference_mode()
     def replay(
-        self, trace: Trace, methods: Iterable[Named], *, max_batch: int = 32
+        self,
+        trace: Trace,
+        methods: Iterable[Named],
+        *,
+        max_batch: int = 32,
+        give_up: GiveUp | None = None,
     ) -> Generator[Replayed, None, None]:
         """The outcome of each (entry name, method), in no promised order.
 
+        An answer that is written on ends where `give_up` is True of its text so far; it is asked
+        whenever a choice is open.
         ValueError for a method that acts on more than tokens, tags and labels; PaskError where the
         store cannot hold one replay beside the trace.
         """
@@ -110,7 +149,10 @@ class Replayer:
                 jobs = self._jobs(trace, waiting, max_batch - len(running), seats)
                 for first_layer in sorted({job.first_layer for job in jobs}):
                     running += self._judge([job for job in jobs if job.first_layer == first_layer])
-                for one in [one for one in running if one.answer.done]:
+                if give_up is not None:
+                    for one in running:
+                        one.ask(give_up, self._vocabulary)
+                for one in [one for one in running if one.ended]:
                     running.remove(one)
                     seats.remove(one.job.seat)
                     yield self._close(one)
@@ -130,7 +172,11 @@ class Replayer:
         while len(jobs) < most and (named := waiting.first()) is not None:
             prepared, placements = self._prepared(trace, named)
             slots = slots_for(prepared, trace, self._limits, self._store.page_slots)
-            if not self._store.room_for(slots) or None not in self._store.seats:
+            # These are promised beside what the prompt takes when it is placed; a job that is alone
+            # may try with less.
+            beside = prepared.info.prompt_tokens + 4 * self._store.page_slots if seats else 0
+            needed = {name: count + beside for name, count in slots.items()}
+            if not self._store.room_for(needed) or None not in self._store.seats:
                 if not seats:
                     raise PaskError(
                         f"a replay may need a seat and {slots[Level.HIGH]} slots, not free",
@@ -228,7 +274,8 @@ class Replayer:
         generation = ended.answer.result()
         self._store.free(ended.job.seat)
         more = (ended.answer.fed - ended.replayed) * self._layers
-        return Replayed(generation, ended.first_difference, ended.job.token_layers + more)
+        cost = ended.job.token_layers + more
+        return Replayed(generation, ended.first_difference, cost, ended.given_up)
 
 
 class _Waiting:

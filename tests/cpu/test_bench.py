@@ -109,6 +109,21 @@ def test_replay_is_counted_against_regeneration_with_equal_answers(
     assert "equal answers and bytes 7/7" in captured.err
 
 
+def test_calibration_is_counted_against_regeneration(
+    more_rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "calibrate", "--config", str(more_rows), "--items", "2"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["n"] == 2
+    assert 0 < result["ours"] < result["theirs"]
+    assert result["ratio"] == pytest.approx(result["theirs"] / result["ours"], abs=0.01)
+    assert "2 rows, " in captured.err
+    assert "levels of R,L4,H, window 4" in captured.err  # the default method's: the run has none
+    assert "given up" in captured.err
+    assert "goal 60" in captured.err
+
+
 def test_a_device_is_for_the_kernels_alone(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

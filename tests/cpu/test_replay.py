@@ -238,6 +238,74 @@ def test_replay_leaves_the_bits_that_decoding_leaves(
     replayer.free(trace)
 
 
+@pytest.mark.parametrize("max_batch", [1, 32])
+def test_given_up_answers_end_early_and_others_are_the_same(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+    max_batch: int,
+) -> None:
+    """Given up where the text has two more characters, or one, than the trace's answer shares."""
+    replayer = Replayer(model, store, LIMITS)
+    seen = {"given up": 0, "other": 0, "same": 0}
+    for request in requests[:4]:
+        known = answers[request.id]
+        trace = replayer.trace(full([request])[0], known.token_ids)
+        asked: list[str] = []
+
+        def give_up(text: str, known: str = known.text, asked: list[str] = asked) -> bool:
+            asked.append(text)
+            shared = next((n for n, c in enumerate(text) if c != known[n : n + 1]), len(text))
+            return len(text) >= shared + 2 and len(text) % 2 == 0
+
+        whole = {f.generation.entry: f for f in replayer.replay(trace, POLICIES.items())}
+        found = replayer.replay(trace, POLICIES.items(), max_batch=max_batch, give_up=give_up)
+        for one in found:
+            complete = whole[one.generation.entry]
+            assert one.first_difference == complete.first_difference
+            if not one.given_up:
+                assert one == complete
+                seen["same" if one.first_difference is None else "other"] += 1
+                continue
+            seen["given up"] += 1
+            tokens = one.generation.token_ids
+            assert one.first_difference is not None
+            assert one.first_difference < len(tokens)
+            assert tokens == complete.generation.token_ids[: len(tokens)]
+            assert complete.generation.text.startswith(one.generation.text)
+            assert one.generation.finish == "length"
+            assert one.generation.text.rstrip("\ufffd") in asked
+            assert one.token_layers <= complete.token_layers
+        # Asked of no whole answer, and of each beginning once an answer.
+        assert known.text not in asked
+        replayer.free(trace)
+    assert min(seen.values()) >= 3
+
+
+def test_half_a_character_is_not_shown(
+    model: LoadedModel, store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every letter of this grammar is two tokens of one byte each."""
+    compiler = xgr.GrammarCompiler(tokenizer_info(model))
+    grammar = compiler.compile_grammar("root ::= [\u0400-\u04ff]{4,12}")
+    task = Task(SomeRequest("letters", tuple(range(20, 57)), grammar), tuple(POLICIES.items()))
+    known = {found.entry: found for found in generate(model, [task], LIMITS)}
+    replayer = Replayer(model, store, LIMITS)
+    trace = replayer.trace(task, known["full"].token_ids)
+    asked: list[str] = []
+
+    def give_up(text: str) -> bool:
+        asked.append(text)
+        return False
+
+    for one in replayer.replay(trace, POLICIES.items(), give_up=give_up):
+        assert one.generation == known[one.generation.entry]
+    assert len(asked) > 5
+    assert all("\u0400" <= letter <= "\u04ff" for text in asked for letter in text)
+    replayer.free(trace)
+
+
 @pytest.mark.parametrize("max_batch", [1, 2, 3, 4, 32])
 def test_every_method_has_its_outcome(
     model: LoadedModel,
@@ -278,6 +346,22 @@ def test_a_store_too_small_for_one_replay_is_told(
     assert len(list(replayer.replay(trace, [("full", FullKV())]))) == 1
     with pytest.raises(PaskError, match="slots, not free"):
         list(replayer.replay(trace, [("all", ByToken(1.0, 1, MIXED, EVERY, recent=90))]))
+
+
+def test_a_store_with_room_for_a_few_replays_holds_them_one_after_another(
+    model: LoadedModel, requests: list[SomeRequest], answers: dict[str, Generation]
+) -> None:
+    """Prompts that each replay places anew take pages beside those it is promised."""
+    request = max(requests, key=lambda one: len(one.prompt_ids))
+    kept = (Level.HIGH, Level.HIGH, Level.HIGH, Level.RELEASE)
+    methods = [(str(n), ByToken(1.0, n, (Level.HIGH,), EVERY, prompt=kept)) for n in range(3)]
+    for capacity_tokens in range(496, 640, 16):
+        small = new_store(model, seats=40, capacity_tokens=capacity_tokens)
+        replayer = Replayer(model, small, LIMITS)
+        trace = replayer.trace(full([request])[0], answers[request.id].token_ids)
+        assert len(list(replayer.replay(trace, methods))) == 3
+        replayer.free(trace)
+        small.check()
 
 
 def test_refusals(model: LoadedModel, requests: list[SomeRequest], store: KVStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -16,6 +16,7 @@ from pask.calibration.sensitivity import (
     Interventions,
     Outcome,
     Reference,
+    _beginning,
     outcomes,
     read_reference,
 )
@@ -23,12 +24,13 @@ from pask.engine.decode import generate, new_store
 from pask.engine.generation import Generation, Limits, Task
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
-from pask.engine.replay import Replayer
+from pask.engine.replay import GiveUp, Replayer
+from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
 from pask.methods.levels import Level
 from pask.policy.actions import Ladder
-from pask.structure.buckets import bucket_name
+from pask.structure.buckets import LayerBucket, bucket_name
 from tests.cpu.tiny import tiny_folder
 from tests.cpu.toys import SomeRequest
 
@@ -239,6 +241,90 @@ def test_only_changed_answers_are_judged(
     changed = [one for one in found if one.changed]
     # Several changes may lead to one text, which is judged once.
     assert 0 < len(judged[1:]) == len(set(judged[1:])) < len(changed) < len(found)
+    assert not any(one.given_up for one in found)
+    replayer.free(reference.trace)
+
+
+AT = 66
+
+
+def test_giving_up_changes_no_verdict(
+    model: LoadedModel, requests: list[Request], answers: dict[str, Generation], store: KVStore
+) -> None:
+    """Of references that are hopeless from some character on, and of right ones."""
+    replayer = Replayer(model, store, LIMITS)
+    seen: Counter[str] = Counter()
+    for request in requests:
+        known = answers[request.id]
+        for wrong in (True, False):
+
+            def hopeless(text: str, wrong: bool = wrong, letter: str = known.text[AT]) -> bool:
+                """It has, or lacks, the reference's character there."""
+                return len(text) > AT and (text[AT] == letter) == wrong
+
+            def right(answer: Generation, hopeless: GiveUp = hopeless) -> bool:
+                return not hopeless(answer.text)
+
+            task = Task(request, (("full", FullKV()),))
+            reference = read_reference(
+                replayer, task, known.token_ids, right, buckets=BUCKETS, sinks=4
+            )
+            assert reference.correct != wrong
+            whole, early = (
+                outcomes(
+                    replayer,
+                    reference,
+                    right,
+                    layers=LAYERS,
+                    buckets=BUCKETS,
+                    interventions=TRIED,
+                    hopeless=give_up,
+                )
+                for give_up in (None, hopeless)
+            )
+            replayer.free(reference.trace)
+            for one, other in zip(whole, early, strict=True):
+                assert (one.side, one.bucket, one.level) == (other.side, other.bucket, other.level)
+                assert one.tokens == other.tokens
+                assert one.correct == other.correct
+                assert one.changed or not other.changed
+                assert one.token_layers >= other.token_layers
+                assert not (other.given_up and other.correct)
+                if other.given_up:
+                    assert one.fed >= other.fed
+                elif other.token_layers:  # none: what it changes comes too late to count
+                    assert replace(one, token_layers=other.token_layers) == other
+                kind = "changed" if other.changed else "same"
+                seen[f"{kind}, given up"] += other.given_up
+                seen["gained"] += one.correct and not reference.correct
+                seen["lost"] += reference.correct and not one.correct
+                seen["cheaper"] += one.token_layers > other.token_layers
+    assert min(seen.values()) >= 5
+    assert len(seen) == 5
+
+
+def test_the_beginning_of_a_trace_is_a_trace(
+    model: LoadedModel, requests: list[Request], answers: dict[str, Generation], store: KVStore
+) -> None:
+    """Replays on the first tokens of an answer give what replays on the whole of it give."""
+    replayer = Replayer(model, store, LIMITS)
+    reference = read(replayer, requests[0], answers[requests[0].id].token_ids)
+    methods: list[tuple[str, Method]] = [("full", FullKV())]
+    for level in (Level.RELEASE, Level.LOW2):
+        for name in dict.fromkeys(reference.names):
+            bucket = LayerBucket(name, 0)
+            one = OneBucket(
+                bucket=bucket, level=level, recent=2, groups=GROUPS, coarsening=COARSENING
+            )
+            methods.append((f"{name} {level}", one))
+
+    def replayed(trace: Trace) -> dict[str, Generation]:
+        return {f.generation.entry: f.generation for f in replayer.replay(trace, methods)}
+
+    whole = replayed(reference.trace)
+    assert len({found.token_ids for found in whole.values()}) > 3
+    for tokens in (1, 2, 30, 63):
+        assert replayed(_beginning(reference.trace, tokens)) == whole
     replayer.free(reference.trace)
 
 
@@ -267,6 +353,8 @@ def test_records_are_written_by_short_names(measured: list[Measured]) -> None:
         "tokens": one.tokens,
         "changed": one.changed,
         "correct": one.correct,
+        "given_up": one.given_up,
+        "fed": one.fed,
         "token_layers": one.token_layers,
     }
 
