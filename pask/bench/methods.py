@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pask.bench import Measured
+from pask.bench.made_up_policy import made_up_policy
 from pask.bench.own_work import PHASES, Watch
 from pask.bench.rows import picked_rows
 from pask.bfcl.data import subset_of
@@ -33,6 +34,7 @@ from pask.evaluation.model import load
 from pask.methods.contract import Method, PromptEvidence, PromptInfo
 from pask.methods.full import FullKV
 from pask.methods.levels import Level
+from pask.methods.pask import PASK
 from pask.methods.registry import make_method, registry
 from pask.paths import PROJECT
 
@@ -66,13 +68,22 @@ class MadeUpEvidence:
         return len(tokens) * lost * (1 + late)
 
 
-def method_at(name: str, evidence: Sequence[PromptEvidence], budget: float = BUDGET) -> Method:
+def method_at(
+    name: str,
+    evidence: Sequence[PromptEvidence],
+    config: RunConfig,
+    layers: int,
+    budget: float = BUDGET,
+) -> Method:
     """A method of the registry at the budget, or at what it has that is nearest."""
     low, high = registry()[name].budgets
     budget = min(max(budget, low), high)
     measured: Mapping[str, Any] | None = None
     if registry()[name].calibrated:
         measured = make_method(name, budget).calibrate(evidence)
+    bare = make_method(name, budget)
+    if isinstance(bare, PASK):
+        measured = {"policy": made_up_policy(bare, config, layers)}
     return make_method(name, budget, measured=measured)
 
 
@@ -170,7 +181,8 @@ def measure(config: RunConfig, items: int) -> Measured:
     work.answer(work.full_tasks[:1], Limits(1))  # what only the first call pays
     seconds, calls = [work.seconds_of_full()], [work.calls_of_full()]
     evidence = work.evidence()
-    methods = {name: method_at(name, evidence) for name in registry()}
+    layers = work.model.layout.layers
+    methods = {name: method_at(name, evidence, config, layers) for name in registry()}
     watch = work.watched(work.tasks(methods))
     seconds.append(work.seconds_of_full())
     calls.append(work.calls_of_full())

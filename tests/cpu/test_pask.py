@@ -116,7 +116,7 @@ def test_a_layer_is_placed_as_its_group() -> None:
     [
         ({"recent": -1}, "pask: recent -1 is below 0"),
         ({"sinks": -2}, "pask: sinks -2 is below 0"),
-        ({"ranking": "none"}, "pask: ranking 'none' is none of distortion, round_robin"),
+        ({"ranking": "none"}, "pask: ranking 'none' is none of distortion, distortion_per_byte, "),
         ({"floors": "all"}, "pask: floors 'all' is none of task_error, none"),
         ({"stages": "prefill"}, "pask: stages 'prefill' is none of both, decode, prompt"),
         ({"alpha_decode": 5.0}, "pask: alpha_decode 5.0 is outside 0..1"),

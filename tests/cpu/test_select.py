@@ -280,7 +280,7 @@ def test_a_policy_of_this_run_is_read(config: RunConfig) -> None:
     assert policy_file(config, "pask") == Path("results/tiny/policies/pask.json")
     # What does not decide it: the budget, and the rows that are evaluated.
     other = replace(config, data=replace(config.data, sample={"multiple": 1}))
-    entry = replace(config.entries[1], params={"beta": 0.9, "stages": "decode"})
+    entry = replace(config.entries[1], params={"beta": 0.9})
     assert read_family_policy(other, entry, "d" * 64) == policy
 
 
