@@ -187,7 +187,7 @@ rule evidence:
         model=f"{OUT}/model.json",
         cal=f"{OUT}/trajectories/cal.jsonl",
     output:
-        f"{OUT}/evidence/{{shard}}-of-{SHARDS}.jsonl",
+        multiext(f"{OUT}/evidence/{{shard}}-of-{SHARDS}", ".jsonl", ".manifest.json"),
     log:
         f"{OUT}/logs/evidence-{{shard}}.log",
     threads: 1
@@ -209,7 +209,7 @@ rule scan:
         shards_of("evidence"),
         dev=f"{OUT}/trajectories/dev.jsonl",
     output:
-        f"{OUT}/scan/{{shard}}-of-{SHARDS}.jsonl",
+        multiext(f"{OUT}/scan/{{shard}}-of-{SHARDS}", ".jsonl", ".manifest.json"),
     log:
         f"{OUT}/logs/scan-{{shard}}.log",
     threads: 1
@@ -312,9 +312,13 @@ rule method:
         args=ARGS,
         config=cfg.digest,
         source=source_digest("pask.evaluation.score", *method_modules(cfg)),
+        # By name: a variant's entry is the method's too.
+        entries=lambda wildcards: shlex.join(
+            name for name, method in METHOD.items() if method == wildcards.method
+        ),
     shell:
-        "(python -m pask evaluate {params.args} --methods {wildcards.method} --threads {threads} &&"
-        " python -m pask score {params.args} --methods {wildcards.method} --shards 1"
+        "(python -m pask evaluate {params.args} --methods {params.entries} --threads {threads} &&"
+        " python -m pask score {params.args} --methods {params.entries} --shards 1"
         " --out {output})"
         " 2>&1 | tee {log}"
 
@@ -407,6 +411,16 @@ rule policy_page:
         paper=expand("configs/paper/table{n}.csv", n=(4, 5)),
     output:
         multiext(f"{OUT}/policy_page/policies", ".md", ".tex"),
+        expand(
+            f"{OUT}/policy_page/policy_{{name}}.csv",
+            name=["selection", "ablation", "thresholds", "buckets", "candidates"]
+            + ["frontier", "correlation"],
+        ),
+        expand(
+            f"{OUT}/policy_page/policy_{{name}}.{{form}}",
+            name=["buckets", "mismatch", "cost"],
+            form=["png", "svg", "pdf"],
+        ),
         page=report(f"{OUT}/policy_page/policies.html", category="Policies"),
     log:
         f"{OUT}/logs/policy-page.log",

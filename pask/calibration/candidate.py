@@ -24,7 +24,6 @@ from pask.policy.actions import token_cost
 from pask.policy.evidence import SIDES
 from pask.structure.buckets import DEFAULT_COARSENING, LayerBucket, bucket_name
 from pask.structure.labels import Label
-from pask.structure.tags import Tag
 
 DECODE, PROMPT = SIDES
 
@@ -86,10 +85,8 @@ class Candidate(Method):
         whole = (Level.HIGH,) * len(self.groups)
         return fsum(token_cost(self.levels.get(name, whole), self.groups) for name in names)
 
-    def names(self, labels: Sequence[Label], tags: Sequence[Tag]) -> list[str]:
-        """The bucket names of the side's tokens that may be below HIGH, in order."""
-        if self.side == DECODE:
-            return [bucket_name(tag, self.coarsening) for tag in tags]
+    def names(self, labels: Sequence[Label]) -> list[str]:
+        """The bucket names of the prompt's tokens that may be below HIGH, in order."""
         return [label.value for label in labels[self.sinks : -1]]
 
     def open(self, info: PromptInfo) -> RequestState:
@@ -122,7 +119,7 @@ class _Prompt(RequestState):
         if info.labels is None:
             raise ValueError("a bucket is made of labels, and the request has none")
         self.levels = method.low_levels
-        names = method.names(info.labels, ())
+        names = method.names(info.labels)
         per_group = [_placed(method, names, group, info) for group in range(len(method.groups))]
         self._placements = [
             placed

@@ -23,7 +23,7 @@ def policy_families(config: RunConfig) -> dict[str, Entry]:
     return found
 
 
-def unfrozen(entry: Entry) -> PASK:
+def method_without_policy(entry: Entry) -> PASK:
     """The family's method, without its policy; PaskError for parameters that it refuses."""
     method = make_method(entry.method, None, entry.params)
     assert isinstance(method, PASK)
@@ -36,7 +36,9 @@ def interventions_of(config: RunConfig) -> Interventions:
     PaskError where no entry follows a policy, and where two differ in `recent` or `sinks`, which
     decide what an intervention does.
     """
-    methods = {family: unfrozen(entry) for family, entry in policy_families(config).items()}
+    methods = {
+        family: method_without_policy(entry) for family, entry in policy_families(config).items()
+    }
     if not methods:
         raise PaskError(
             "no method of this run follows a policy",

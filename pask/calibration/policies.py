@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pask.bfcl.data import data_digest
-from pask.calibration.families import unfrozen
+from pask.calibration.families import method_without_policy
 from pask.config import Entry, RunConfig
 from pask.digests import digest
 from pask.evaluation.keys import RESULTS
@@ -26,7 +26,7 @@ def policy_file(config: RunConfig, family: str) -> Path:
 
 def made_for(config: RunConfig, entry: Entry, model_digest: str) -> Mapping[str, str]:
     """What a policy of this run belongs to, by name; a file made for anything else is refused."""
-    method = unfrozen(entry)
+    method = method_without_policy(entry)
     parts = (config.data.sample_of(part) for part in ("cal", "dev"))
     return {
         # The tokenizer's files are among the model's.

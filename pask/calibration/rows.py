@@ -56,9 +56,7 @@ def evidence_files(config: RunConfig, interventions: Interventions, model_digest
         "recent": interventions.recent,
         "ladder": str(interventions.ladder),
         "sinks": interventions.sinks,
-        "measured_by": source_digest(
-            "pask.calibration.measure_row", "pask.evaluation.judge", "pask.bfcl.early_verdict"
-        ),
+        "measured_by": source_digest("pask.calibration.rows"),
     }
     return RowFiles(config, "evidence", FIELDS, calibration_rows(config), decided_by, _TODO)
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from pask.bfcl.early_verdict import EarlyVerdict
-from pask.calibration.candidate import Candidate
+from pask.calibration.candidate import PROMPT, Candidate
 from pask.calibration.evidence import Measured, measured_evidence
-from pask.calibration.families import interventions_of, policy_families, unfrozen
+from pask.calibration.families import interventions_of, method_without_policy, policy_families
 from pask.calibration.reference import ReferenceRow, reference_rows
 from pask.calibration.row_files import Line, RowFiles
-from pask.calibration.sensitivity import Buckets, read_reference
+from pask.calibration.sensitivity import Buckets, Reference, read_reference
 from pask.calibration.trials import Table, distinct, nested_families
 from pask.config import RunConfig
 from pask.digests import digest
@@ -54,7 +54,7 @@ def candidates_of(config: RunConfig, measured: Measured) -> dict[str, Candidate]
     """Every candidate of the run's policies, by key."""
     tables: dict[str, tuple[str, Table]] = {}
     for entry in policy_families(config).values():
-        method = unfrozen(entry)
+        method = method_without_policy(entry)
         for evidence in measured.sides(method.ladder):
             if evidence.side in method.sides:
                 tables |= distinct(nested_families(method, evidence))
@@ -132,7 +132,9 @@ def _scanned(
         )
         hopeless = EarlyVerdict(row.row, row.answer_form).hopeless
         results = {
-            found.generation.entry: _result(candidates[found.generation.entry], found, row)
+            found.generation.entry: _result(
+                candidates[found.generation.entry], found, reference, row
+            )
             | {
                 "correct": reference.correct
                 if found.first_difference is None
@@ -152,17 +154,18 @@ def _scanned(
         }
 
 
-def _result(candidate: Candidate, found: Replayed, row: ReferenceRow) -> dict[str, Any]:
+def _result(
+    candidate: Candidate, found: Replayed, reference: Reference, row: ReferenceRow
+) -> dict[str, Any]:
     """What a candidate did to a row's answer.
 
-    `cost`: the side's tokens as this candidate keeps them, in tokens at HIGH, of `tokens`. Of an
-    answer that was given up these are the tokens written until then; both are counted alike, so
-    that cost over tokens stays a ratio of C_KV's kind.
+    `cost`: the side's `tokens` as this candidate keeps them, in tokens at HIGH. They are those of
+    Full KV's answer for every candidate: what one breaks must not weigh in its own cost.
     """
-    answer, labels = found.generation, row.task.request.prompt_labels or ()
-    names = candidate.names(labels, answer.tags)
+    labels = row.task.request.prompt_labels or ()
+    names = candidate.names(labels) if candidate.side == PROMPT else list(reference.names)
     # The first prompt tokens and the last one stay as they are.
-    whole = len(labels) - len(names) if candidate.side == "prompt" else 0
+    whole = len(labels) - len(names) if candidate.side == PROMPT else 0
     return {
         "changed": found.first_difference is not None,
         "cost": candidate.tokens_at_high(names) + whole,

@@ -13,7 +13,7 @@ from math import fsum
 from pathlib import Path
 
 from pask.calibration.evidence import Measured, measured_evidence
-from pask.calibration.families import policy_families, unfrozen
+from pask.calibration.families import method_without_policy, policy_families
 from pask.calibration.policies import made_for, policy_file
 from pask.calibration.row_files import Line
 from pask.calibration.scan import files as scan_files
@@ -58,7 +58,7 @@ def make_policy(
     config: RunConfig, entry: Entry, measured: Measured, lines: Sequence[Line]
 ) -> Policy:
     """A family's policy, from the lines of calibration and of the scan."""
-    method = unfrozen(entry)
+    method = method_without_policy(entry)
     sides = {}
     for evidence, alpha in zip(
         measured.sides(method.ladder), (method.alpha_decode, method.alpha_prefill), strict=True
@@ -92,7 +92,7 @@ def make_policy(
 def select(method: PASK, evidence: Evidence, alpha: float, lines: Sequence[Line]) -> SidePolicy:
     """One side's cheapest candidate within `alpha`, of all pairs of thresholds together.
 
-    Cost is measured, as C_KV of the answers that came out. Of equal costs the one with fewer
+    Cost is C_KV on Full KV's answers to the development rows. Of equal costs the one with fewer
     failures, then the earlier pair of thresholds, then fewer upgrades. The candidate with
     everything at HIGH is always within the tolerance.
     """

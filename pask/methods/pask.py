@@ -27,6 +27,11 @@ Deviations and open choices:
   candidate to save that much, the answer stays at HIGH and nothing is looked up;
 - bytes are whole pages, most of what a short request takes. Its prompt may therefore get levels
   above its floors because they take fewer pages;
+- with a budget for both sides the tolerance of the prompt side chooses its thresholds and floors
+  alone: how far up its path the prompt goes is the budget's to say;
+- Gamma(s) knows a state by its coarsened tag, wherever in the answer it is, so near an answer's end
+  it keeps back more than is still to come, and tokens may be demoted that the selected candidate
+  has higher. `pask_decode` follows the candidate without a budget;
 - a critical state, Crit(s_t), is a token whose `next` is critical or near;
 - an answer longer than T runs out of budget and is demoted to its floors; a token whose bucket
   calibration did not see stays at HIGH whatever is left;
@@ -120,6 +125,8 @@ class PASK(Method):
             raise ValueError(f"pask: candidates {self.candidates} is below 2, a path's two ends")
         _ = self.ladder, self.thresholds
         if self.policy is not None:
+            if not isinstance(self.policy, Policy):
+                raise TypeError("pask: the policy is measured, leave it out of the config")
             self._check_policy(self.policy)
 
     def _check_policy(self, policy: Policy) -> None:

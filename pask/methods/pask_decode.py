@@ -20,7 +20,7 @@ from pask.structure.buckets import bucket_name
 
 @dataclass(frozen=True)
 class PASKDecode(PASK):
-    """The fields are those of `PASK`; `budget` and `sinks` have no effect."""
+    """The fields are those of `PASK`; `budget` and what concerns the prompt change no level."""
 
     budget: float = 0.95
     stages: str = "decode"

@@ -150,7 +150,7 @@ def make_method(
         raise PaskError(
             f"the parameter {key!r} is measured",
             where=f"method {name}",
-            todo="leave it out of the config: pask calibrate sets it",
+            todo="leave it out of the config: calibration sets it",
         )
     if budget is not None:
         params["budget"] = budget

@@ -22,7 +22,7 @@ from pask.structure.buckets import LayerBucket
 
 SCHEMA = 1
 
-_TODO = "calibrate again"
+_TODO = "run pask policy make (or snakemake)"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Scanned:
 
     tau: Thresholds | None
     steps: int  # upgrades of its path
-    cost: float  # measured C_KV of the side
+    cost: float  # the side's C_KV on Full KV's answers to these rows
     rows: int
     failures: int
     reference_failures: int

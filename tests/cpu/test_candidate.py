@@ -108,14 +108,10 @@ def test_a_decoded_token_ends_where_the_table_says() -> None:
 
 
 def test_names_are_those_of_tokens_that_may_be_lowered() -> None:
-    prompt, answer = made("prompt", PROMPT_TABLE, sinks=1), made("decode", DECODE_TABLE)
-    tags = (VALUE_TAG, FAR_TAG, UNSEEN_TAG)
-    assert prompt.names(LABELS, tags) == ["function_name"] * 4 + ["type"] * 2 + ["user"] * 4
-    assert answer.names(LABELS, tags) == [VALUE, LAYOUT, "layout/free/not_critical"]
-    assert made("prompt", PROMPT_TABLE, sinks=4).names(LABELS[:5], ()) == []
-    assert made("prompt", PROMPT_TABLE, sinks=4).names(LABELS[:1], ()) == []
-    role = dataclasses.replace(answer, coarsening="role")
-    assert role.names(LABELS, tags) == ["required_value", "layout", "layout"]
+    prompt = made("prompt", PROMPT_TABLE, sinks=1)
+    assert prompt.names(LABELS) == ["function_name"] * 4 + ["type"] * 2 + ["user"] * 4
+    assert made("prompt", PROMPT_TABLE, sinks=4).names(LABELS[:5]) == []
+    assert made("prompt", PROMPT_TABLE, sinks=4).names(LABELS[:1]) == []
 
 
 def test_the_cost_of_names() -> None:

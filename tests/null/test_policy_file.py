@@ -109,7 +109,10 @@ def refusal(path: Path) -> str:
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "policy.json") == "there is no such policy; calibrate again"
+    assert (
+        refusal(tmp_path / "policy.json")
+        == "there is no such policy; run pask policy make (or snakemake)"
+    )
     assert refusal(tmp_path) == "the policy cannot be read; Is a directory"
 
 
@@ -158,7 +161,10 @@ def test_a_change_of_any_value_is_refused(tmp_path: Path) -> None:
 def test_another_schema_is_refused_before_anything_else_is_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     path.write_text(json.dumps({"schema": 2, "digest": "0", "sides": []}))
-    assert refusal(path) == "the policy has schema 2, this version reads 1; calibrate again"
+    assert (
+        refusal(path)
+        == "the policy has schema 2, this version reads 1; run pask policy make (or snakemake)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,29 @@ def test_all_is_one_job_a_step_and_one_a_shard(checkout: Path) -> None:
     }
 
 
+def test_a_policy_is_made_before_what_follows_it(checkout: Path) -> None:
+    config = load(PROJECT / "configs/smollm2-135m-pask.yaml")
+    run_it = ("--cores", "all", "--config", "run=configs/smollm2-135m-pask.yaml")
+    counts = jobs(dry_run(checkout, "all", *run_it))
+    families = {entry.family for entry in config.entries if entry.method.startswith("pask")}
+    assert len(families) == 5
+    shards = config.engine.shards
+    assert counts["policy"] == len(families)
+    assert (counts["evidence"], counts["scan"], counts["trajectories"]) == (shards, shards, 2)
+    assert counts["policy_page"] == 1
+    one = dry_run(checkout, "results/smollm2-135m-pask/policies/pask.json", *run_it)
+    assert jobs(one) == {
+        **dict.fromkeys(("model", "policy", "splits"), 1),
+        "evidence": shards,
+        "scan": shards,
+        "trajectories": 2,
+        "total": 5 + 2 * shards,
+    }
+    alone = "results/smollm2-135m-pask/methods/pask_decode.csv"
+    commands = dry_run(checkout, alone, "--printshellcmds", *run_it)
+    assert "--methods pask_decode pask_decode-round_robin pask_decode-no_floors" in commands
+
+
 def test_the_shipped_profile_makes_the_short_form_work(checkout: Path) -> None:
     assert jobs(dry_run(checkout, "all")) == jobs(dry_run(checkout, "all", "--cores", "all"))
 
