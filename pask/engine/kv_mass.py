@@ -55,7 +55,7 @@ def mass_by_token(
         seen = _tokens(store, plan.seats[rows], kind, start, width)
         if (count < width).any():
             behind = np.arange(width) >= count[:, :, None]
-            seen[np.broadcast_to(behind[:, :, None], seen.shape)] = most
+            np.copyto(seen, most, where=behind[:, :, None])
         begin = int(offset[0, 0])
         if (offset == begin).all() and begin + width <= masses.shape[3]:
             paid = masses[..., begin : begin + width]
