@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +28,32 @@ class LineWriter:
         self._out.write(line_of(record).encode())
         self._out.flush()
         os.fsync(self._out.fileno())
+
+
+def read_lines(
+    path: Path, check: Callable[[Any], None], *, unit: str = "items"
+) -> list[dict[str, Any]]:
+    """The finished records of a file.
+
+    A last line without its newline was torn by a kill: it is not finished and is left out. A broken
+    line anywhere else, or one that `check` refuses (ValueError, TypeError, KeyError), is damage
+    from outside and raises PaskError. FileNotFoundError for no file.
+    """
+    data = path.read_bytes()
+    records = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            check(record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise PaskError(
+                f"line {number} is damaged",
+                where=str(path),
+                why=f"{type(error).__name__}: {error}",
+                todo=f"delete the file: its {unit} are computed again",
+            ) from error
+        records.append(record)
+    return records
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pask.digests import digest
 from pask.errors import HarnessFault, PaskError
 from pask.evaluation.keys import RESULTS, shard_name
 from pask.files import write_json, write_text
-from pask.json_lines import line_of, open_lines
+from pask.json_lines import line_of, open_lines, read_lines
 from pask.progress import Progress
 from pask.provenance import machine, revision
 
@@ -128,23 +128,12 @@ class RowFiles:
     def _lines(self, path: Path) -> list[Line]:
         """A file's lines; one that a kill has torn, the last, is left out."""
         try:
-            data = path.read_bytes()
+            return read_lines(path, self._check_fields, unit="rows")
         except FileNotFoundError:
             what = "nothing was measured yet"
             raise PaskError(what, where=str(path), todo=self.todo) from None
-        lines = []
-        for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-            try:
-                line = json.loads(text)
-                for name, kind in self.fields.items():
-                    if not isinstance(line[name], kind):
-                        raise TypeError(f"{name} is {line[name]!r}")
-            except (ValueError, TypeError, KeyError) as error:
-                raise PaskError(
-                    f"line {number} is damaged",
-                    where=str(path),
-                    why=f"{type(error).__name__}: {error}",
-                    todo="delete the file: its rows are measured again",
-                ) from error
-            lines.append(line)
-        return lines
+
+    def _check_fields(self, line: Any) -> None:
+        for name, kind in self.fields.items():
+            if not isinstance(line[name], kind):
+                raise TypeError(f"{name} is {line[name]!r}")

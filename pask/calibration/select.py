@@ -31,8 +31,6 @@ from pask.policy.policy import (
 )
 from pask.policy.reserve import reserve
 
-_ROUNDING = 1e-9  # an increase of exactly alpha is tolerated, whatever its sum came to
-
 
 def make_policies(config: RunConfig, methods: Sequence[str] | None = None) -> list[Path]:
     """Select and write the policies of the run's families (or those of `methods`).
@@ -103,7 +101,7 @@ def select(method: PASK, evidence: Evidence, alpha: float, lines: Sequence[Line]
     within = [
         (found.cost, found.failures, families.index(family), found.steps)
         for family, found in seen
-        if found.increase <= alpha + _ROUNDING
+        if found.within(alpha)
     ]
     if not within:
         raise HarnessFault(f"no candidate of the {evidence.side} side is within {alpha:g}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ SCHEMA = 1
 _TODO = "run pask policy make (or snakemake)"
 
 
+def gate_items(alpha: float, rows: int) -> int:
+    """How many more of `rows` than the reference a candidate may fail: floor(alpha rows), where
+    alpha is a proportion and a product that is whole but for its rounding is whole."""
+    return floor((alpha + 1e-9) * rows)
+
+
 @dataclass(frozen=True)
 class Scanned:
     """One candidate as the development rows saw it; `tau` is None without floors."""
@@ -40,6 +47,10 @@ class Scanned:
     def increase(self) -> float:
         """The failure rate above the reference's, as a proportion: what alpha bounds."""
         return (self.failures - self.reference_failures) / self.rows
+
+    def within(self, alpha: float) -> bool:
+        """The inclusive gate of Equation 8."""
+        return self.failures - self.reference_failures <= gate_items(alpha, self.rows)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -198,7 +198,8 @@ def _quoted(row: pd.Series[Any]) -> Cell:
     return rounded(row["paper_accuracy_pct"], 2), f"{row['paper_k']}/{row['paper_n']}", *verdict
 
 
-def _signed(value: float, digits: int) -> str:
+def signed(value: float, digits: int) -> str:
+    """Rounded, with its sign before it; none before 0."""
     text = rounded(value, digits)
     return text.replace("-", "−") if value < 0 else f"+{text}" if float(text) else text
 
@@ -206,10 +207,10 @@ def _signed(value: float, digits: int) -> str:
 def _difference(row: pd.Series[Any]) -> Cell:
     if pd.isna(row["diff_vs_full_pp"]):
         return NOTHING
-    point = _signed(row["diff_vs_full_pp"], 2)
+    point = signed(row["diff_vs_full_pp"], 2)
     if pd.isna(row["diff_low"]):
         return (point, "one cluster: no interval")
-    return point, f"{_signed(row['diff_low'], 1)} to {_signed(row['diff_high'], 1)}"
+    return point, f"{signed(row['diff_low'], 1)} to {signed(row['diff_high'], 1)}"
 
 
 def _p(value: float) -> Cell:

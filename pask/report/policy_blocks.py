@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pask.report.blocks import NOTHING, SUBSET_NAMES, Block, Cell, Line
+from pask.report.blocks import NOTHING, SUBSET_NAMES, Block, Cell, Line, signed
 from pask.report.policy_correlation import RankCorrelation
 from pask.report.statistics import rounded
 
@@ -149,11 +149,6 @@ def correlation_block(found: Mapping[tuple[str, str], RankCorrelation], zero: pd
         counted = (str(int(zero[side, level])), f"of {one.n}")
         lines.append(Line(((side,), (level,), rho, p, (str(one.n), names), counted)))
     return Block("Distortion against failures (the paper's Figure 1)", header, tuple(lines))
-
-
-def signed(value: float, digits: int) -> str:
-    text = rounded(value, digits)
-    return text.replace("-", "−") if value < 0 else f"+{text}" if float(text) else text
 
 
 def _headed(row: Mapping[Any, Any]) -> Cell:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import floor, hypot, nan
+from math import hypot, nan
 
 import pandas as pd
 
@@ -29,7 +29,6 @@ FULL, PER_BYTE, NO_RANKING, NO_FLOORS, NEITHER = ROLES = (
     "w/o V-floor",
     "w/o D-ranking and V-floor",
 )
-_ROUNDING = 1e-9  # an increase of exactly alpha is tolerated, whatever its sum came to
 
 
 @dataclass(frozen=True)
@@ -134,20 +133,10 @@ def independent_difference(k1: int, k2: int, n: int) -> tuple[float, float]:
     return p1 - p2 - hypot(p1 - l1, u2 - p2), p1 - p2 + hypot(u1 - p1, p2 - l2)
 
 
-def within(seen: Scanned, alpha: float) -> bool:
-    """The inclusive gate of Equation 8."""
-    return seen.increase <= alpha + _ROUNDING
-
-
-def gate_items(alpha: float, rows: int) -> int:
-    """How many more rows than the reference a candidate may fail."""
-    return floor((alpha + _ROUNDING) * rows)
-
-
 def cheapest(candidates: Sequence[Scanned], alpha: float) -> Scanned | None:
     """Equation 8: least cost within alpha; of equal ones fewer failures, then the first listed."""
     admissible = [
-        (seen.cost, seen.failures, at) for at, seen in enumerate(candidates) if within(seen, alpha)
+        (seen.cost, seen.failures, at) for at, seen in enumerate(candidates) if seen.within(alpha)
     ]
     return candidates[min(admissible)[2]] if admissible else None
 
@@ -179,7 +168,7 @@ def candidate_frame(side: SidePolicy) -> pd.DataFrame:
                 "increase_pp": 100 * seen.increase,
                 "increase_low": 100 * low,
                 "increase_high": 100 * high,
-                "within": int(within(seen, side.alpha)),
+                "within": int(seen.within(side.alpha)),
                 "selected": int((seen.tau, seen.steps) == (side.tau, side.steps)),
             }
         )

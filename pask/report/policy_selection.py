@@ -12,15 +12,13 @@ import pandas as pd
 
 from pask.bfcl.data import SUBSETS
 from pask.config import Entry
-from pask.policy.policy import Policy
+from pask.policy.policy import Policy, gate_items
 from pask.report.policy_frames import (
     PackedSide,
     distinct_candidates,
-    gate_items,
     independent_difference,
     packed_sides,
     percent_pair,
-    within,
 )
 from pask.report.policy_tables import (
     decode_entries,
@@ -83,7 +81,7 @@ def _selection(one: PackedSide) -> dict[str, Any]:
         "alpha_pct": 100 * side.alpha,
         "candidates": len(side.candidates),
         "distinct": distinct_candidates(side),
-        "admissible": sum(within(found, side.alpha) for found in side.candidates),
+        "admissible": sum(found.within(side.alpha) for found in side.candidates),
         "cal_rows": side.evidence.rows,
         "intervals": len(intervals),
         "v_zero": sum(found.lost == found.gained for found in failures),

@@ -23,7 +23,6 @@ from pask.report.policy_frames import (
     cheapest,
     packed_sides,
     percent_pair,
-    within,
 )
 from pask.report.statistics import paired_difference, wilson
 from pask.report.tables import REFERENCE
@@ -117,7 +116,7 @@ def thresholds_table(side: SidePolicy, paper: pd.DataFrame) -> pd.DataFrame:
             "tau_high_pct": high,
             "floors": _floor_counts(side, tau),
             "candidates": len(own),
-            "admissible": sum(within(seen, side.alpha) for seen in own),
+            "admissible": sum(seen.within(side.alpha) for seen in own),
             "selected": 0,
         }
         first = cheapest(own, side.alpha)

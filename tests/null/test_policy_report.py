@@ -28,7 +28,7 @@ from pask.policy.actions import Ladder
 from pask.policy.evidence import BucketEvidence, Evidence, Failures
 from pask.policy.floors import Thresholds, floors, no_floors
 from pask.policy.path import greedy_path, round_robin_path
-from pask.policy.policy import Policy, Scanned, SidePolicy
+from pask.policy.policy import Policy, Scanned, SidePolicy, gate_items
 from pask.report.paper import read_table
 from pask.report.policy_correlation import rank_correlation
 from pask.report.policy_frames import (
@@ -38,11 +38,9 @@ from pask.report.policy_frames import (
     default_family,
     distinct_candidates,
     frontier,
-    gate_items,
     independent_difference,
     layer_names,
     packed_sides,
-    within,
 )
 from pask.report.policy_notes import smoke
 from pask.report.policy_page import write_policy_page
@@ -184,8 +182,8 @@ def test_the_interval_of_independent_rates_is_newcombes(
 )
 def test_the_gate_in_rows_is_what_the_gate_lets_pass(alpha: float, rows: int, items: int) -> None:
     assert gate_items(alpha, rows) == items
-    assert within(Scanned(None, 0, 1.0, rows, items, 0), alpha)
-    assert not within(Scanned(None, 0, 1.0, rows, items + 1, 0), alpha)
+    assert Scanned(None, 0, 1.0, rows, items, 0).within(alpha)
+    assert not Scanned(None, 0, 1.0, rows, items + 1, 0).within(alpha)
 
 
 def test_candidates_are_counted_once_however_they_were_reached() -> None:
