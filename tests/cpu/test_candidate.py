@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pask.calibration.candidate import Candidate, levels_by_name
 from pask.calibration.intervention import OneBucket, OneLabel
+from pask.calibration.scan import _result
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Limits, Task
 from pask.engine.loading import LoadedModel, load_model
@@ -105,6 +107,23 @@ def test_a_decoded_token_ends_where_the_table_says() -> None:
         for n, tag in enumerate([VALUE_TAG, FAR_TAG, UNSEEN_TAG, VALUE_TAG])
     ]
     assert ends == [(R, L, L), (H, R, R), (H, H, H), (R, L, L)]
+
+
+def test_what_a_candidate_breaks_does_not_weigh_in_its_cost() -> None:
+    """An answer that was given up after one token costs what Full KV's two tokens would."""
+    answer = made("decode", DECODE_TABLE)
+    broken = SimpleNamespace(
+        generation=SimpleNamespace(tags=(VALUE_TAG,)),
+        first_difference=0,
+        given_up=True,
+        token_layers=3,
+    )
+    reference = SimpleNamespace(names=(VALUE, LAYOUT))
+    row = SimpleNamespace(task=SimpleNamespace(request=SimpleNamespace(prompt_labels=LABELS)))
+    found = _result(answer, broken, reference, row)  # type: ignore[arg-type]
+    assert found["tokens"] == 2
+    assert found["cost"] == answer.tokens_at_high([VALUE, LAYOUT])
+    assert found["given_up"]
 
 
 def test_names_are_those_of_tokens_that_may_be_lowered() -> None:
