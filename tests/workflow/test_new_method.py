@@ -89,7 +89,8 @@ def test_the_workflow_plans_its_entries_and_it_alone(checkout: Path) -> None:
     for budget in ("0.33", "1.00"):
         assert f"results/mine/predictions/{NAME}@{budget}/1-of-1.jsonl" in output
         assert f"--methods {NAME}@{budget}" in output  # its knob is searched
-    assert re.search(rf"pask evaluate .* --methods {NAME} ", output)
+    its_own = rf"{NAME}@0\.33 {NAME}@1\.00"
+    assert re.search(rf"pask evaluate .* --methods {its_own} --threads", output)
 
 
 def test_the_tables_and_the_figure_have_it(checkout: Path) -> None:
