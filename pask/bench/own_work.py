@@ -91,10 +91,12 @@ class Watch:
         def wrapper(*args: Any, probabilities: bool = False, **kwargs: Any) -> Any:
             if self._now is None or not probabilities:
                 return attention(*args, probabilities=probabilities, **kwargs)
-            answer, seconds = _seconds(lambda: attention(*args, probabilities=True, **kwargs))
+            # The first call has to fetch the KV; what the probabilities cost shows once it is there.
+            answer = attention(*args, probabilities=True, **kwargs)
             _, without = _seconds(lambda: attention(*args, **kwargs))
+            _, seconds = _seconds(lambda: attention(*args, probabilities=True, **kwargs))
             self.own[self._now] += seconds - without
-            self.total[self._now] -= without
+            self.total[self._now] -= seconds + without
             self.calls[self._now[0], "paged_attention"] += 1
             return answer
 

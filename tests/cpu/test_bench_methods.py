@@ -91,6 +91,7 @@ class _SlowState(RequestState):
 def test_what_a_method_spends_is_its_own_and_in_the_right_phase(
     model: LoadedModel, requests: list[SomeRequest]
 ) -> None:
+    watched(model, requests, {"first": Slow()})  # what is loaded at its first use is nobody's work
     entries = {"full": FullKV(), "placing": Slow(placing=NAP), "evicting": Slow(evicting=NAP)}
     watch, _ = watched(model, requests, entries)
     naps = 3 * model.layout.layers * NAP
@@ -102,8 +103,9 @@ def test_what_a_method_spends_is_its_own_and_in_the_right_phase(
     assert watch.own["placing", "decode"] < 15 * NAP
     assert watch.share("evicting", "decode") > 0.5 > watch.share("full", "decode")
     for entry in entries:
+        assert watch.own[entry, "prefill"] >= 0  # decoding has a difference of two timings in it
         for phase in ("prefill", "decode"):
-            assert 0 <= watch.own[entry, phase] < watch.total[entry, phase]
+            assert watch.own[entry, phase] < watch.total[entry, phase]
     # The others' naps are no part of what Full KV's prefill takes.
     assert watch.total["full", "prefill"] < watch.total["placing", "prefill"] - 0.9 * naps
 
