@@ -12,7 +12,11 @@ import sys
 
 from pask.bfcl.answers import ANSWER_FORMS
 from pask.bfcl.prompts import STYLES
-from pask.calibration.families import policy_families
+from pask.calibration.families import (
+    families_to_make,
+    method_without_policy,
+    policy_families,
+)
 from pask.config import load
 from pask.evaluation.keys import method_modules
 from pask.methods.registry import method_class
@@ -40,14 +44,20 @@ CALIBRATED = {
 SEARCHED = cfg.entries if cfg.budget.search else ()
 
 
-FAMILIES = policy_families(cfg)  # of methods that follow a policy
+FAMILIES = families_to_make(cfg)  # whose policy this run makes
+POLICIES = {  # what each family follows: a policy made before, or the run's own
+    family: method_without_policy(entry).policy_file or f"{OUT}/policies/{family}.json"
+    for family, entry in policy_families(cfg).items()
+}
 
 
 def calibration(methods):
     """What has to be there before any of these methods can be made."""
     measured = [f"{OUT}/calibration.json"] if CALIBRATED & set(methods) else []
-    followed = [family for family, e in FAMILIES.items() if e.method in methods]
-    return measured + [f"{OUT}/policies/{family}.json" for family in followed]
+    following = policy_families(cfg).items()
+    return measured + [
+        POLICIES[family] for family, e in following if e.method in methods
+    ]
 
 
 def shards_of(kind):
@@ -85,7 +95,7 @@ rule all:
         f"{OUT}/tables/errors.md",
         f"{OUT}/figures/accuracy.png",
         f"{OUT}/tags/tags.html",
-        [f"{OUT}/policy_page/policies.html"] if FAMILIES else [],
+        [f"{OUT}/policy_page/policies.html"] if POLICIES else [],
 
 
 rule splits:
@@ -405,7 +415,7 @@ rule tables:
 # What the policies are and what they rest on, beside the paper's figures.
 rule policy_page:
     input:
-        expand(f"{OUT}/policies/{{family}}.json", family=FAMILIES),
+        list(POLICIES.values()),
         long=f"{OUT}/long.csv",
         made_for=f"{OUT}/long.manifest.json",
         paper=expand("configs/paper/table{n}.csv", n=(4, 5)),

@@ -55,6 +55,7 @@ class EngineConfig:
     kv_dtype: str
     max_batch: int
     kv_capacity_tokens: int
+    page_slots: int
     shards: int
 
 

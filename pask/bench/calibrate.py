@@ -22,7 +22,7 @@ from pask.bench.rows import picked_rows
 from pask.bfcl.data import subset_of
 from pask.bfcl.early_verdict import EarlyVerdict
 from pask.bfcl.request import RequestBuilder
-from pask.calibration.families import interventions_of, policy_families
+from pask.calibration.families import families_to_make, interventions_of
 from pask.calibration.measure_row import RowMeasurer
 from pask.calibration.reference import ReferenceRow
 from pask.calibration.sensitivity import Buckets, Interventions
@@ -70,6 +70,7 @@ def measure(config: RunConfig, items: int) -> Measured:
         seats=config.engine.max_batch + 2,
         capacity_tokens=config.engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[config.engine.kv_dtype],
+        page_slots=config.engine.page_slots,
     )
     measurer = RowMeasurer(
         model,
@@ -103,8 +104,8 @@ def measure(config: RunConfig, items: int) -> Measured:
 
 
 def _interventions(config: RunConfig) -> Interventions:
-    """The run's, or those of the default method where it lists none that follows a policy."""
-    if policy_families(config):
+    """The run's, or those of the default method where it makes no policy."""
+    if families_to_make(config):
         return interventions_of(config)
     method = PASK()
     return Interventions(method.recent, method.ladder, method.sinks)

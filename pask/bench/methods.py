@@ -41,7 +41,6 @@ from pask.paths import PROJECT
 BUDGET = 0.33
 ALLOWED = 10.0  # per cent
 NEW_TOKENS = 24
-PAGE_SLOTS = 16
 FULL_ROWS = 2  # that Full KV answers before and after all others
 COUNTED_TOKENS = 6  # of those, where calls are counted: a profiler is slow
 
@@ -116,22 +115,24 @@ class _Work:
 
     def evidence(self) -> list[MadeUpEvidence]:
         tasks = self.tasks({"full": FullKV()})
-        made = [prepare(self.model, task, self.limits, PAGE_SLOTS) for task in tasks]
+        pages = self.config.engine.page_slots
+        made = [prepare(self.model, task, self.limits, pages) for task in tasks]
         return [MadeUpEvidence(prepared.info) for prepared in made]
 
     def answer(self, tasks: Sequence[Task], limits: Limits) -> None:
         """All tasks at once: every method's answers to all rows decode together."""
         longest = max(len(task.request.prompt_ids) for task in tasks) + limits.max_new_tokens
         entries = sum(len(task.methods) for task in tasks)
+        engine = self.config.engine
         for _ in generate(
             self.model,
             tasks,
             limits,
             max_batch=entries,
-            kv_dtype=KV_DTYPES[self.config.engine.kv_dtype],
-            page_slots=PAGE_SLOTS,
+            kv_dtype=KV_DTYPES[engine.kv_dtype],
+            page_slots=engine.page_slots,
             # Rings and summaries lie beside the tokens; pages that are not used take no memory.
-            capacity_tokens=2 * entries * (longest + 2 * PAGE_SLOTS),
+            capacity_tokens=2 * entries * (longest + 2 * engine.page_slots),
         ):
             pass
 

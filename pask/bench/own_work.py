@@ -91,7 +91,7 @@ class Watch:
         def wrapper(*args: Any, probabilities: bool = False, **kwargs: Any) -> Any:
             if self._now is None or not probabilities:
                 return attention(*args, probabilities=probabilities, **kwargs)
-            # The first call has to fetch the KV; what the probabilities cost shows once it is there.
+            # The first call has to fetch the KV, with probabilities or without.
             answer = attention(*args, probabilities=True, **kwargs)
             _, without = _seconds(lambda: attention(*args, **kwargs))
             _, seconds = _seconds(lambda: attention(*args, probabilities=True, **kwargs))

@@ -85,6 +85,7 @@ def measure(config: RunConfig, items: int) -> Measured:
             seats=config.engine.max_batch * 2 + 2,
             capacity_tokens=config.engine.kv_capacity_tokens,
             kv_dtype=kv_dtype,
+            page_slots=config.engine.page_slots,
         )
         start = time.perf_counter()
         replayer = Replayer(model, store, limits)

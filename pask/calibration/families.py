@@ -23,6 +23,15 @@ def policy_families(config: RunConfig) -> dict[str, Entry]:
     return found
 
 
+def families_to_make(config: RunConfig) -> dict[str, Entry]:
+    """Those of `policy_families` whose policy the run itself makes, not given one's."""
+    return {
+        family: entry
+        for family, entry in policy_families(config).items()
+        if not method_without_policy(entry).policy_file
+    }
+
+
 def method_without_policy(entry: Entry) -> PASK:
     """The family's method, without its policy; PaskError for parameters that it refuses."""
     method = make_method(entry.method, None, entry.params)
@@ -33,17 +42,17 @@ def method_without_policy(entry: Entry) -> PASK:
 def interventions_of(config: RunConfig) -> Interventions:
     """What is measured once for all of the run's policies: every level that one of them uses.
 
-    PaskError where no entry follows a policy, and where two differ in `recent` or `sinks`, which
+    PaskError where the run makes no policy, and where two differ in `recent` or `sinks`, which
     decide what an intervention does.
     """
     methods = {
-        family: method_without_policy(entry) for family, entry in policy_families(config).items()
+        family: method_without_policy(entry) for family, entry in families_to_make(config).items()
     }
     if not methods:
         raise PaskError(
-            "no method of this run follows a policy",
+            "this run makes no policy",
             where=f"run {config.run}",
-            todo="list pask among the methods",
+            todo="list pask among the methods, without policy_file",
         )
     first, *others = methods.values()
     for what in ("recent", "sinks"):

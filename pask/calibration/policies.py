@@ -20,7 +20,15 @@ _PARAMETERS = (
 )  # fmt: skip
 
 
+# What a policy made in another run, on whatever rows, has in common with the run that follows it.
+_SHARED = (
+    "model and tokenizer", "grammar", "prompt", "coarsening", "layer groups", "token limit",
+    "kv_dtype",
+)  # fmt: skip
+
+
 def policy_file(config: RunConfig, family: str) -> Path:
+    """Where the run's own policy of a family is."""
     return RESULTS / config.run / "policies" / f"{family}.json"
 
 
@@ -45,8 +53,15 @@ def made_for(config: RunConfig, entry: Entry, model_digest: str) -> Mapping[str,
 
 
 def read_family_policy(config: RunConfig, entry: Entry, model_digest: str) -> Policy:
-    """The policy of an entry's family; PaskError where it is missing or of something else."""
-    path = policy_file(config, entry.family)
+    """The policy of an entry's family: its `policy_file`'s, else the run's own.
+
+    PaskError where it is missing or of something else.
+    """
+    given = method_without_policy(entry).policy_file
+    path = Path(given) if given else policy_file(config, entry.family)
     policy = read_policy(path)
-    check_made_for(policy, made_for(config, entry, model_digest), str(path))
+    wanted = made_for(config, entry, model_digest)
+    if given:
+        wanted = {name: wanted[name] for name in _SHARED}
+    check_made_for(policy, wanted, str(path))
     return policy

@@ -103,6 +103,7 @@ def _measured(
         seats=engine.max_batch + 2,  # the trace's prompt, and the fork that reads the answer
         capacity_tokens=engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[engine.kv_dtype],
+        page_slots=engine.page_slots,
     )
     measurer = RowMeasurer(
         model,

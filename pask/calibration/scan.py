@@ -15,7 +15,7 @@ import torch
 from pask.bfcl.early_verdict import EarlyVerdict
 from pask.calibration.candidate import PROMPT, Candidate
 from pask.calibration.evidence import Measured, measured_evidence
-from pask.calibration.families import interventions_of, method_without_policy, policy_families
+from pask.calibration.families import families_to_make, interventions_of, method_without_policy
 from pask.calibration.reference import ReferenceRow, reference_rows
 from pask.calibration.row_files import Line, RowFiles
 from pask.calibration.sensitivity import Buckets, Reference, read_reference
@@ -53,7 +53,7 @@ def scan_rows(config: RunConfig) -> list[str]:
 def candidates_of(config: RunConfig, measured: Measured) -> dict[str, Candidate]:
     """Every candidate of the run's policies, by key."""
     tables: dict[str, tuple[str, Table]] = {}
-    for entry in policy_families(config).values():
+    for entry in families_to_make(config).values():
         method = method_without_policy(entry)
         for evidence in measured.sides(method.ladder):
             if evidence.side in method.sides:
@@ -122,6 +122,7 @@ def _scanned(
         seats=engine.max_batch + 2,  # the trace's prompt, and the fork that reads the answer
         capacity_tokens=engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[engine.kv_dtype],
+        page_slots=engine.page_slots,
     )
     replayer = Replayer(model, store, Limits(config.max_new_tokens))
     buckets = Buckets(config.structure.layer_groups, config.structure.coarsening)

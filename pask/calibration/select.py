@@ -13,7 +13,7 @@ from math import fsum
 from pathlib import Path
 
 from pask.calibration.evidence import Measured, measured_evidence
-from pask.calibration.families import method_without_policy, policy_families
+from pask.calibration.families import families_to_make, method_without_policy
 from pask.calibration.policies import made_for, policy_file
 from pask.calibration.row_files import Line
 from pask.calibration.scan import files as scan_files
@@ -42,7 +42,7 @@ def make_policies(config: RunConfig, methods: Sequence[str] | None = None) -> li
     lines = scan_files(config, measured).read(config.engine.shards)
     chosen = {entry.family for entry in config.select(methods)}
     written = []
-    for family, entry in policy_families(config).items():
+    for family, entry in families_to_make(config).items():
         if family not in chosen:
             continue
         policy = make_policy(config, entry, measured, lines)
@@ -128,11 +128,15 @@ def scanned(family: Nested, steps: int, lines: Sequence[Line]) -> Scanned:
         raise HarnessFault(f"candidate {key} was not tried on all rows") from error
     if not results:
         raise PaskError("no development rows", todo="raise data.dev_sample")
+    pairs = [
+        (line["reference_correct"], result) for line, result in zip(lines, results, strict=True)
+    ]
     return Scanned(
         tau=family.tau,
         steps=steps,
         cost=fsum(r["cost"] for r in results) / sum(r["tokens"] for r in results),
         rows=len(lines),
-        failures=sum(not result["correct"] for result in results),
         reference_failures=sum(not line["reference_correct"] for line in lines),
+        lost=sum(right and not result["correct"] for right, result in pairs),
+        gained=sum(result["correct"] and not right for right, result in pairs),
     )

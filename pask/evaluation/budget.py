@@ -105,6 +105,7 @@ def decided_by(
         "expected_new_tokens": dict(config.model.expected_new_tokens),
         "max_new_tokens": config.max_new_tokens,
         "kv_dtype": config.engine.kv_dtype,
+        "page_slots": config.engine.page_slots,
         "data": data_digest(),
         "versions": versions(),
         "source": source_digest("pask.evaluation.budget", method_class(entry.method).__module__),
@@ -194,8 +195,8 @@ def _find(
     counted: dict[float, Counted] = {}
 
     def at(one: Method) -> Counted:
-        limits = Limits(config.max_new_tokens)
-        return count(model, one, cases, limits, KV_DTYPES[config.engine.kv_dtype])
+        limits, engine = Limits(config.max_new_tokens), config.engine
+        return count(model, one, cases, limits, KV_DTYPES[engine.kv_dtype], engine.page_slots)
 
     def measure(knob: float) -> float:
         counted[knob] = at(dataclasses.replace(method, nominal=knob))

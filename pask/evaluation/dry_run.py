@@ -64,12 +64,17 @@ def count(
     cases: Sequence[Case],
     limits: Limits,
     kv_dtype: torch.dtype,
+    page_slots: int = 16,
 ) -> Counted:
     """Count a method's bytes over `cases`; errors as `pask.engine.decode.generate`."""
     longest = max(len(case.request.prompt_ids) for case in cases) + limits.max_new_tokens
     # Twice: any token may be at HIGH or lower, chunk summaries and rings take pages too.
     store = new_store(
-        model, seats=TOGETHER, capacity_tokens=2 * TOGETHER * longest, kv_dtype=kv_dtype
+        model,
+        seats=TOGETHER,
+        capacity_tokens=2 * TOGETHER * (longest + page_slots),
+        kv_dtype=kv_dtype,
+        page_slots=page_slots,
     )
     resident = full = unreachable = 0
     for start in range(0, len(cases), TOGETHER):

@@ -138,6 +138,7 @@ def _generate_missing(
             max_batch=config.engine.max_batch,
             kv_dtype=KV_DTYPES[config.engine.kv_dtype],
             capacity_tokens=config.engine.kv_capacity_tokens,
+            page_slots=config.engine.page_slots,
         ):
             record = record_of(generation)
             writers[generation.entry].append(record)

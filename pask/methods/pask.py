@@ -17,8 +17,10 @@ Deviations and open choices:
 - the paper gives no rule for sharing S between prompt and answer. Here the decode side has its
   selected candidate first and the prompt goes up its path, beyond or short of its own selected
   candidate, as far as S allows. Once the prompt is whole the decode side goes up its path. Where S
-  is less than the prompt's floors and the selected candidate, the prompt is at its floors and
-  Algorithm 2 demotes; note "unreachable" where even the floors of both are more than S;
+  does not hold the prompt's floors and the selected candidate, Algorithm 2 demotes, and where it
+  does not hold the floors of both, the prompt's thresholds are loosened for this request until
+  its floors fit (`pask.policy.path.path_below`; note "below_floors"). Note "unreachable" where
+  what has to stay is more than S even so;
 - an upgrade of the prompt that S does not cover whole goes to the newest tokens of the label. A
   label that calibration did not see stays at HIGH, and so do the first `sinks` prompt tokens and
   the last;
@@ -68,6 +70,7 @@ from pask.policy.policy import Policy
 from pask.structure.buckets import bucket_name
 from pask.structure.tags import Next
 
+BELOW_FLOORS = "below_floors"  # the note of a request whose budget the floors do not fit
 FLOORS = ("task_error", "none")
 STAGES = ("both", "decode", "prompt")
 _CRITICAL = frozenset({Next.CRITICAL, Next.NEAR})
@@ -84,7 +87,9 @@ class PASK(Method):
     low and high, in per cent of rows. `alpha_decode`, `alpha_prefill`: the tolerated increases in
     the failure rate on development rows. `beta`: the quantile of the reserve. `candidates`: how
     many of each nested family are tried on development rows. `stages`: "decode" leaves the prompt
-    whole, "prompt" the answer. `policy`: what calibration made of it.
+    whole, "prompt" the answer. `policy_file`: follow this policy, made before, instead of making
+    one; of the fields only the knob, `recent`, `sinks`, `actions` and `stages` count then.
+    `policy`: what was read from a file.
     """
 
     budget: float = 0.33
@@ -99,6 +104,7 @@ class PASK(Method):
     beta: float = 0.9
     candidates: int = 12
     stages: str = "both"
+    policy_file: str = ""
     policy: Policy | None = None
 
     name: ClassVar[str] = "pask"
@@ -216,7 +222,8 @@ class _Request(RequestState):
     def __init__(self, method: PASK, policy: Policy, info: PromptInfo, found: Plan) -> None:
         self.recent = method.recent
         self.acts_on_tokens = found.steps is not None
-        self.notes = (UNREACHABLE,) if found.unreachable else ()
+        noted = {UNREACHABLE: found.unreachable, BELOW_FLOORS: found.below_floors}
+        self.notes = tuple(note for note, holds in noted.items() if holds)
         self._coarsening = policy.coarsening
         self._remaining = found.remaining
         sizes = policy.decode.evidence.groups

@@ -1,11 +1,12 @@
 """What a request's bytes buy under PASK's policy: the prompt's levels, and the answer's budget.
 
 All choices of one request lie on one chain, each with at least the levels of the one before: the
-decode side at its floors and the prompt at its floors; the decode side's selected candidate; the
-prompt's upgrades in the order of its path, token by token, an upgrade's newest tokens first; with
-the prompt whole, the decode side's later candidates; at last everything at HIGH. Taken is the last
-choice whose expected bytes are within the knob's share, and of a request that has none the one
-that holds least. So the expected bytes never shrink as the knob grows.
+decode side at its floors, and the prompt from nothing up to its floors, what did most harm first;
+the decode side's selected candidate; the prompt's upgrades in the order of its path; with the
+prompt whole, the decode side's later candidates; at last everything at HIGH. The prompt goes up
+token by token, an upgrade's newest tokens first. Taken is the last choice whose expected bytes are
+within the knob's share, and of a request that has none the one that holds least. So the expected
+bytes never shrink as the knob grows.
 
 Bytes are counted in slots: one token at HIGH in all layers is 1, a layer group counts by its share
 of the layers. For T expected new tokens, which a decode candidate spreads over levels in the
@@ -119,13 +120,15 @@ class Plan:
     `prompt`: [groups, P] int64, `Level`'s value of each prompt token, or None for a whole prompt.
     `steps`: the decode candidate that tokens start from, None where the answer stays at HIGH.
     `remaining`: R_0, the slots that the answer may take. `unreachable`: the request is expected to
-    take more than the knob asks for, decode side at its floors.
+    take more than the knob asks for, with the decode side at its floors and nothing of the prompt
+    kept that may go. `below_floors`: the prompt is not at its floors.
     """
 
     prompt: torch.Tensor | None
     steps: int | None
     remaining: float
     unreachable: bool
+    below_floors: bool
 
 
 def plan(
@@ -152,8 +155,9 @@ def plan(
     walk = _Walk.of(info, prompt, evidence, sinks)
     upgrades, ways = len(walk.tokens), len(decode.steps)
     # The chain's choices: a way to treat the answer, and so many of the prompt's upgrades.
-    way = torch.arange(ways).repeat_interleave(torch.tensor([1, upgrades + 1, *[1] * (ways - 2)]))
-    taken = (torch.arange(len(way)) - 1).clamp(0, upgrades)
+    below, above = walk.to_floors + 1, upgrades - walk.to_floors + 1
+    way = torch.arange(ways).repeat_interleave(torch.tensor([below, above, *[1] * (ways - 2)]))
+    taken = (torch.arange(len(way)) - (way > 0).long()).clamp(max=upgrades)
     counts, shares = walk.counts[taken], decode.shares[way]
     slots = counts + info.expected_new_tokens * shares
     pages = (slots / info.page_slots - _ROUNDING).ceil() * info.page_slots
@@ -172,13 +176,14 @@ def plan(
     at = int(fits.nonzero()[-1])
     expected = info.expected_new_tokens * decode.costs
     remaining = float(expected[way[at]] + allowed - held[at])
-    if at <= upgrades:
+    if way[at] == 0 or taken[at] < upgrades:
         remaining = min(remaining, float(expected[1]))
     return Plan(
         walk.levels(info, int(taken[at])),
         decode.steps[int(way[at])],
         max(0.0, remaining),
         unreachable,
+        int(taken[at]) < walk.to_floors,
     )
 
 
@@ -186,30 +191,35 @@ def plan(
 class _Walk:
     """The prompt's chain: where its tokens begin, and one token of one group a step.
 
-    `floors` [groups, P] int64; `tokens`, `groups`, `ends` [n] int64: the step puts the token to
-    the level; `counts` [n + 1, groups, kept levels] fp64: tokens at each level after so many steps.
+    `least` [groups, P] int64: the levels before the first step; `tokens`, `groups`, `ends` [n]
+    int64: the step puts the token to the level; `counts` [n + 1, groups, kept levels] fp64: tokens
+    at each level after so many steps; after `to_floors` steps the prompt is at its floors.
     """
 
-    floors: torch.Tensor
+    least: torch.Tensor
     tokens: torch.Tensor
     groups: torch.Tensor
     ends: torch.Tensor
     counts: torch.Tensor
+    to_floors: int
 
     @classmethod
     def of(
         cls, info: PromptInfo, prompt: SidePolicy | None, evidence: Evidence, sinks: int
     ) -> _Walk:
         groups, kept = len(evidence.groups), evidence.ladder.actions[1:]
-        floors = torch.full((groups, info.prompt_tokens), int(Level.HIGH))
+        least = torch.full((groups, info.prompt_tokens), int(Level.HIGH))
         upgrades: list[Upgrade] = []
+        to_floors = 0
         tokens = [torch.zeros(0, dtype=torch.int64)]
         if prompt is not None:
             places = _places(info, sinks)
-            for bucket, level in prompt.floors.items():
+            for bucket in prompt.floors:
                 if bucket.name in places:
-                    floors[bucket.group, places[bucket.name]] = int(level)
-            upgrades = [up for up in prompt.path if up.bucket.name in places]
+                    least[bucket.group, places[bucket.name]] = int(Level.RELEASE)
+            ups = (*prompt.below, *prompt.path)
+            upgrades = [up for up in ups if up.bucket.name in places]
+            to_floors = sum(len(places.get(up.bucket.name, ())) for up in prompt.below)
             tokens += [places[up.bucket.name].flip(0) for up in upgrades]
         sizes = torch.tensor([len(places) for places in tokens[1:]], dtype=torch.int64)
         group, start, end = (
@@ -223,13 +233,13 @@ class _Walk:
         steps = torch.arange(1, len(group) + 1)
         changes = torch.zeros(len(group) + 1, groups, len(kept), dtype=torch.float64)
         for place, level in enumerate(kept):
-            changes[0, :, place] = (floors == level).sum(dim=1)
+            changes[0, :, place] = (least == level).sum(dim=1)
             changes[steps, group, place] = (end == level).double() - (start == level).double()
-        return cls(floors, torch.cat(tokens), group, end, changes.cumsum(0))
+        return cls(least, torch.cat(tokens), group, end, changes.cumsum(0), to_floors)
 
     def levels(self, info: PromptInfo, taken: int) -> torch.Tensor | None:
         """[groups, P] after the first `taken` steps; None where all are at HIGH."""
-        levels = self.floors.clone()
+        levels = self.least.clone()
         flat = self.groups[:taken] * info.prompt_tokens + self.tokens[:taken]
         levels.view(-1).scatter_reduce_(0, flat, self.ends[:taken], "amax")
         return None if bool((levels == Level.HIGH).all()) else levels

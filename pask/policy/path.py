@@ -11,15 +11,17 @@ Three rankings of upgrades:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import fsum
+from math import fsum, inf
 from typing import Any
 
 from pask.methods.levels import Level
 from pask.policy.actions import Ladder, level_named, m, short, stored_bits
+from pask.policy.envelope import envelope
 from pask.policy.evidence import BucketEvidence, Evidence
+from pask.policy.floors import Thresholds
 from pask.structure.buckets import LayerBucket
 
 RANKINGS = ("distortion", "distortion_per_byte", "round_robin")
@@ -84,28 +86,71 @@ def greedy_path(
     smaller cost m(a2, c) - m(a, c) comes first, then the bucket that the evidence has first. With
     `per_byte` ratios are divided by the bucket's tokens a row; one without tokens comes last.
     """
+    whole = dict.fromkeys(floors, Level.HIGH)
+    return _greedy(evidence, floors, whole, lambda found, level: (), per_byte=per_byte)
+
+
+def path_below(
+    evidence: Evidence,
+    floors: Mapping[LayerBucket, Level],
+    tau: Thresholds | None,
+    ranking: str,
+) -> tuple[Upgrade, ...]:
+    """From RELEASE up to the floors: what is left of them where not even they fit a budget.
+
+    Backwards, it is what happens as both thresholds are loosened by one factor: a bucket goes down
+    when they reach its V-bar (Equation 6), so the least harmful go first. Of upgrades that one
+    factor lets go (with tau None or 0 all that did harm) those with the smaller V-bar go first,
+    then by rho_D, as `ranking` has it. The paper has nothing below the floors; the order is ours.
+    """
+    bars = {
+        found.bucket: envelope({level: seen.v for level, seen in found.failures.items()})
+        for found in evidence.buckets
+    }
+    last = evidence.ladder.actions[-2]
+
+    def harm(found: BucketEvidence, level: Level) -> tuple[float, ...]:
+        v_bar = bars[found.bucket][level]
+        allowed = 0.0 if tau is None else tau.high if level is last else tau.low
+        factor = 0.0 if v_bar <= 0 else v_bar / allowed if allowed else inf
+        return -factor, -v_bar
+
+    start = dict.fromkeys(floors, evidence.ladder.actions[0])
+    per_byte = ranking == "distortion_per_byte"
+    return _greedy(evidence, start, floors, harm, per_byte=per_byte)
+
+
+def _greedy(
+    evidence: Evidence,
+    start: Mapping[LayerBucket, Level],
+    stop: Mapping[LayerBucket, Level],
+    first: Callable[[BucketEvidence, Level], tuple[float, ...]],
+    *,
+    per_byte: bool,
+) -> tuple[Upgrade, ...]:
+    """Adjacent upgrades from `start` to `stop`: by `first`, ascending, then as `greedy_path`."""
     groups, ladder = evidence.groups, evidence.ladder
 
-    def eligible(index: int, level: Level) -> tuple[float, int, int, Level]:
+    def eligible(index: int, level: Level) -> tuple[tuple[float, ...], float, int, int, Level]:
         found, above = evidence.buckets[index], ladder.above(level)
         bits = (stored_bits(above) - stored_bits(level)) * groups[found.bucket.group]
         worth = ratio(found, level, above, groups)
         if per_byte:
             worth = worth / found.tokens if found.tokens else 0.0
-        return -worth, bits, index, level
+        return first(found, level), -worth, bits, index, level
 
     heap = [
-        eligible(index, floors[found.bucket])
+        eligible(index, start[found.bucket])
         for index, found in enumerate(evidence.buckets)
-        if floors[found.bucket] < Level.HIGH
+        if start[found.bucket] < stop[found.bucket]
     ]
     heapq.heapify(heap)
     path = []
     while heap:
-        rank, _, index, level = heap[0]
-        above = ladder.above(level)
-        path.append(Upgrade(evidence.buckets[index].bucket, level, above, -rank))
-        if above < Level.HIGH:
+        _, rank, _, index, level = heap[0]
+        bucket, above = evidence.buckets[index].bucket, ladder.above(level)
+        path.append(Upgrade(bucket, level, above, -rank))
+        if above < stop[bucket]:
             heapq.heapreplace(heap, eligible(index, above))
         else:
             heapq.heappop(heap)

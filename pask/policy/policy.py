@@ -16,12 +16,12 @@ from pask.errors import PaskError
 from pask.files import write_json
 from pask.methods.levels import Level
 from pask.policy.actions import level_named, short
-from pask.policy.evidence import Evidence
+from pask.policy.evidence import Evidence, Failures
 from pask.policy.floors import Thresholds
-from pask.policy.path import RANKINGS, Upgrade, candidate, check_path, cost
+from pask.policy.path import RANKINGS, Upgrade, candidate, check_path, cost, path_below
 from pask.structure.buckets import LayerBucket
 
-SCHEMA = 1
+SCHEMA = 2
 
 _TODO = "run pask policy make (or snakemake)"
 
@@ -40,17 +40,26 @@ class Scanned:
     steps: int  # upgrades of its path
     cost: float  # the side's C_KV on Full KV's answers to these rows
     rows: int
-    failures: int
     reference_failures: int
+    lost: int  # right under the reference, wrong under the candidate
+    gained: int  # the other way round
+
+    @property
+    def failures(self) -> int:
+        return self.reference_failures + self.lost - self.gained
 
     @property
     def increase(self) -> float:
         """The failure rate above the reference's, as a proportion: what alpha bounds."""
-        return (self.failures - self.reference_failures) / self.rows
+        return (self.lost - self.gained) / self.rows
+
+    def interval(self) -> tuple[float, float]:
+        """95 % score interval of the increase, of paired rows (`Failures.interval`)."""
+        return Failures(self.rows, self.lost, self.gained, self.rows).interval()
 
     def within(self, alpha: float) -> bool:
         """The inclusive gate of Equation 8."""
-        return self.failures - self.reference_failures <= gate_items(alpha, self.rows)
+        return self.lost - self.gained <= gate_items(alpha, self.rows)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,6 +99,11 @@ class SidePolicy:
     def table(self) -> Mapping[LayerBucket, Level]:
         """a0: the selected level of every bucket."""
         return candidate(self.floors, self.path, self.steps)
+
+    @cached_property
+    def below(self) -> tuple[Upgrade, ...]:
+        """From everything released up to the floors (`pask.policy.path.path_below`)."""
+        return path_below(self.evidence, self.floors, self.tau, self.ranking)
 
     @property
     def cost(self) -> float:

@@ -63,7 +63,7 @@ def _failures(found: Failures) -> str:
 def _outcome(found: Scanned) -> str:
     return (
         f"C_KV {found.cost:.4f}, {found.failures} failures, {found.reference_failures} under Full "
-        f"KV ({100 * found.increase:+.1f} points)"
+        f"KV ({100 * found.increase:+.1f} points: {found.lost} lost, {found.gained} gained)"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import hypot, nan
+from math import nan
 
 import pandas as pd
 
@@ -19,7 +19,6 @@ from pask.policy.envelope import envelope
 from pask.policy.floors import Thresholds, floors, no_floors
 from pask.policy.path import candidate, ranked_path
 from pask.policy.policy import Policy, Scanned, SidePolicy
-from pask.report.statistics import wilson
 
 # As the paper's Table 4 calls them: with both parts of a policy, and with one or both left out.
 FULL, PER_BYTE, NO_RANKING, NO_FLOORS, NEITHER = ROLES = (
@@ -121,18 +120,6 @@ def bucket_frame(side: SidePolicy) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def independent_difference(k1: int, k2: int, n: int) -> tuple[float, float]:
-    """95 % interval of k1/n - k2/n from Wilson's of each (Newcombe 1998, Statistics in Medicine
-    17:873, method 10).
-
-    For independent samples. Of the same rows twice it is wider than it has to be, as long as they
-    tend to come out alike.
-    """
-    p1, p2 = k1 / n, k2 / n
-    (l1, u1), (l2, u2) = wilson(k1, n), wilson(k2, n)
-    return p1 - p2 - hypot(p1 - l1, u2 - p2), p1 - p2 + hypot(u1 - p1, p2 - l2)
-
-
 def cheapest(candidates: Sequence[Scanned], alpha: float) -> Scanned | None:
     """Equation 8: least cost within alpha; of equal ones fewer failures, then the first listed."""
     admissible = [
@@ -153,7 +140,7 @@ def candidate_frame(side: SidePolicy) -> pd.DataFrame:
     """One row a candidate tried: `b` is its C_KV, `increase_pp` how much more often it fails."""
     records = []
     for seen in side.candidates:
-        low, high = independent_difference(seen.failures, seen.reference_failures, seen.rows)
+        low, high = seen.interval()
         tau_low, tau_high = percent_pair(seen.tau)
         records.append(
             {

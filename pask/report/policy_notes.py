@@ -65,9 +65,8 @@ def policy_notes(
         "the answers that they give, without budget and lookup, each side alone.",
         "Development: k/n and 95 % Wilson interval over all subsets of the run. The selected one "
         "is the cheapest of all tried that the same rows let pass, so its figures are better than "
-        "on other rows. Increase: wrong rows above Full KV's; its interval (Newcombe 1998, method "
-        "10) takes the two as independent samples, as the policy file has no pairs of outcomes, "
-        "and is too wide.",
+        "on other rows. Increase: wrong rows above Full KV's, and the 95 % score interval of "
+        "paired data (Tango 1998).",
         "Tolerance: the gate includes it, so a candidate may fail that many rows more than Full KV "
         "and no more. Distinct: candidates of other thresholds may be the same levels.",
         f"Test: entries of {DECODE_ONLY} that follow the policy, with their budget; reached decode "

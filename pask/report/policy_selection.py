@@ -16,7 +16,6 @@ from pask.policy.policy import Policy, gate_items
 from pask.report.policy_frames import (
     PackedSide,
     distinct_candidates,
-    independent_difference,
     packed_sides,
     percent_pair,
 )
@@ -89,7 +88,7 @@ def _selection(one: PackedSide) -> dict[str, Any]:
         "helpful": sum(high < 0 for _, high in intervals),
     }
     if seen is not None:
-        low, high = independent_difference(seen.failures, seen.reference_failures, seen.rows)
+        low, high = seen.interval()
         record |= {
             "dev_rows": seen.rows,
             "gate_items": gate_items(side.alpha, seen.rows),

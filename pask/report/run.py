@@ -9,7 +9,7 @@ import pandas as pd
 
 from pask.bfcl.ceiling import Ceiling
 from pask.bfcl.splits import Splits
-from pask.calibration.families import policy_families
+from pask.calibration.families import families_to_make, method_without_policy, policy_families
 from pask.calibration.policies import read_family_policy
 from pask.config import RunConfig
 from pask.errors import PaskError
@@ -61,16 +61,19 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
             f"Knobs were set by the bytes of {_rows_of(config, splits, 'dev')}, along Full KV's "
             "answers to them."
         )
-    following = {entry.method for entry in policy_families(config).values()}
+    made = {entry.method for entry in families_to_make(config).values()}
     calibrated = sorted(
-        {e.method for e in config.entries if method_class(e.method).calibrated} | following
+        {e.method for e in config.entries if method_class(e.method).calibrated} | made
     )
     if calibrated:
         rows = _rows_of(config, splits, "cal")
         knobs += f" Calibrated on {rows}: {', '.join(calibrated)}."
-    if following:
+    if made:
         rows = _rows_of(config, splits, "dev")
-        knobs += f" Policies were selected on {rows}: {', '.join(sorted(following))}."
+        knobs += f" Policies were selected on {rows}: {', '.join(sorted(made))}."
+    for family, entry in policy_families(config).items():
+        if given := method_without_policy(entry).policy_file:
+            knobs += f" {family} follows a policy that was made before: {given}."
     return [
         knobs,
         f"Prompt {config.model.prompt}, answer form {config.model.answer_form}, greedy decoding "
@@ -79,7 +82,7 @@ def _notes(config: RunConfig, splits: Splits, long: pd.DataFrame) -> Sequence[st
         f"Ceiling: {passable} of these {len(ids)} rows can be passed by an output that the "
         "grammar allows (configs/bfcl-ceiling.json).",
         f"Split {splits.kind}, seed {splits.seed}, digest {splits.digest[:16]}. "
-        f"KV stored as {config.engine.kv_dtype}.",
+        f"KV stored as {config.engine.kv_dtype}, in pages of {config.engine.page_slots} slots.",
     ]
 
 

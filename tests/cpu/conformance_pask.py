@@ -73,12 +73,12 @@ def made_up_policy() -> Policy:
 
 
 def window(method: Any, info: PromptInfo) -> int:
-    """The last prompt token, and those before it of labels that are not released anywhere."""
+    """The last prompt token, and those before it of labels that the policy does not know."""
     assert info.labels is not None
     floors = method.policy.prompt.floors
     kept = 1
     for label in reversed(info.labels[:-1]):
-        if any(floors.get(LayerBucket(label.value, group), H) is R for group in (0, 1)):
+        if LayerBucket(label.value, 0) in floors:
             break
         kept += 1
     return info.prompt_tokens if method.setting >= 1 else kept
@@ -90,12 +90,12 @@ def resident(method: Any, info: PromptInfo, decoded: int) -> int:
     allowed = method.setting * chain[-1][0]
     within = [one for one in chain if one[0] <= allowed + 1e-9]
     least = min(one[0] for one in chain) + 1e-9
-    slots, prompt, acts, own = (within or [one for one in chain if one[0] <= least])[-1]
+    slots, prompt, acts, own, floored = (within or [one for one in chain if one[0] <= least])[-1]
     levels = [[H] * decoded, [H] * decoded]
     if acts:
         remaining = own + allowed - slots
-        if within == chain[:1] or not within or any(level < H for row in prompt for level in row):
-            remaining = min(remaining, chain[1][3])
+        if floored or any(level < H for row in prompt for level in row):
+            remaining = min(remaining, next(one[3] for one in chain if not one[4]))
         levels = _answer(method.policy, max(0.0, remaining), decoded)
     low = acts or any(level is L for row in prompt for level in row)
     return _bytes(method, info, prompt, levels) + (sizes(info).statistics() if low else 0)

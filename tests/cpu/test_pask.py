@@ -20,7 +20,7 @@ from pask.methods.contract import (
     Wants,
 )
 from pask.methods.levels import Level
-from pask.methods.pask import PASK
+from pask.methods.pask import BELOW_FLOORS, PASK
 from pask.methods.registry import make_method
 from pask.policy.floors import Thresholds
 from pask.structure.labels import Label
@@ -83,7 +83,8 @@ def test_a_request_asks_for_nothing_and_declares_what_it_does() -> None:
     assert (acting.wants, acting.evicts, acting.choice) == (Wants(), False, None)
     assert (acting.acts_on_tokens, acting.recent) == (True, 1)
     assert (acting.levels, acting.shifted_keys, acting.notes) == (frozenset({L}), True, ())
-    assert small(0.2).open(info(LABELS, 24)).notes == (UNREACHABLE,)
+    assert small(0.27).open(info(LABELS, 24)).notes == (BELOW_FLOORS,)
+    assert small(0.2).open(info(LABELS, 24)).notes == (UNREACHABLE, BELOW_FLOORS)
     at_high = small(0.6).open(info(LABELS, 0))
     assert not at_high.acts_on_tokens
     assert at_high.levels == {L}

@@ -80,11 +80,27 @@ def test_the_prompt_goes_up_its_path(setting: float, first_layer: str, others: s
     assert found.steps is None  # no answer is expected, so none pays for a ring
 
 
-def test_floors_come_before_the_budget() -> None:
-    for setting in (0.05, 0.52):  # 6.24 of 12
-        found = planned(by_hand(), info(LABELS), setting)
-        assert shown(found) == ["H....HH4444H"] * 2
-        assert found.unreachable
+# Below the floors: nothing has harmed a row here, so the user's INT4 goes by D, which is the same
+# in both groups: the smaller upgrade, of the first layer, is kept longer. 4 slots stay, and 1.
+
+
+@pytest.mark.parametrize(
+    ("setting", "first_layer", "others", "unreachable"),
+    [
+        (0.05, "H....HH....H", "H....HH....H", True),
+        (0.34, "H....HH....H", "H....HH....H", False),  # 4.08: no statistics of keys
+        (0.45, "H....HH.444H", "H....HH....H", False),  # 5.40: 5 + 4 * 0.1042 is too much
+        (0.46, "H....HH4444H", "H....HH....H", False),
+        (0.50, "H....HH4444H", "H....HH..44H", False),  # 6.00: 5.417 + 2 * 0.2083
+        (0.52, "H....HH4444H", "H....HH.444H", False),
+    ],
+)
+def test_where_not_even_the_floors_fit_some_of_them_are_left(
+    setting: float, first_layer: str, others: str, unreachable: bool
+) -> None:
+    found = planned(by_hand(), info(LABELS), setting)
+    assert shown(found) == [first_layer, others]
+    assert (found.unreachable, found.below_floors) == (unreachable, True)
 
 
 # With 24 new tokens: 6 values and 18 of layout. As selected they take 6 (1/3 5/16 + 2/3) = 4.625,
@@ -97,10 +113,14 @@ def test_below_the_selected_candidate_the_answer_has_what_the_floors_leave() -> 
     assert shown(found) == ["H....HH4444H"] * 2
     assert (found.steps, found.unreachable) == (1, False)
     assert found.remaining == pytest.approx(12 - 5.25 - 3)
-    # 10.125 is the least.
+    assert not found.below_floors
+    # 10.125 is the least at the floors, 8.875 with nothing of the user's.
     found = planned(by_hand(), about, 10.1 / 36)
-    assert (found.steps, found.unreachable) == (1, True)
-    assert found.remaining == pytest.approx(1.85)
+    assert (found.steps, found.unreachable, found.below_floors) == (1, False, True)
+    assert found.remaining == pytest.approx(10.1 - 8 - 1 / 24)
+    found = planned(by_hand(), about, 8.8 / 36)
+    assert (found.steps, found.unreachable, found.below_floors) == (1, True, True)
+    assert found.remaining == pytest.approx(1.8)
 
 
 def test_then_the_prompt_goes_up_beside_the_selected_candidate() -> None:
@@ -158,8 +178,9 @@ COSTS = {Level.RELEASE: 0.0, Level.LOW2: 3 / 16, Level.LOW4: 5 / 16, Level.HIGH:
 
 def slow_chain(
     policy: Policy, about: PromptInfo, sinks: int
-) -> list[tuple[float, list[list[Level]], bool, float]]:
-    """(slots, levels by group and token, whether decoded tokens are acted on, their own slots)."""
+) -> list[tuple[float, list[list[Level]], bool, float, bool]]:
+    """(slots, levels by group and token, whether decoded tokens are acted on, their own slots,
+    whether the answer has its floors alone)."""
     assert policy.prompt is not None
     assert about.labels is not None
     sizes, last = policy.decode.evidence.groups, about.prompt_tokens - 1
@@ -207,21 +228,29 @@ def slow_chain(
         else:
             tables[0] = {**tables[0], upgrade.bucket: upgrade.end}
     prompt = [[Level.HIGH] * about.prompt_tokens for _ in sizes]
-    for bucket, level in policy.prompt.floors.items():
+    for bucket in policy.prompt.floors:
         for at, label in enumerate(about.labels):
             if label == bucket.name and sinks <= at < last:
-                prompt[bucket.group][at] = level
-    prompts = [[list(row) for row in prompt]]
-    for upgrade in policy.prompt.path:
-        for at in reversed(range(sinks, last)):
-            if about.labels[at] == upgrade.bucket.name:
-                assert prompt[upgrade.bucket.group][at] is upgrade.start
-                prompt[upgrade.bucket.group][at] = upgrade.end
-                prompts.append([list(row) for row in prompt])
-    ways = [(prompts[0], paid(dict(decode.floors)))]
-    ways += [(one, paid(tables[0])) for one in prompts]
+                prompt[bucket.group][at] = Level.RELEASE
+    ways: list[tuple[list[list[Level]], dict[LayerBucket, Level] | None]] = []
+    least = 0
+    for path, table in (
+        (policy.prompt.below, dict(decode.floors)),
+        (policy.prompt.path, tables[0]),
+    ):
+        least = len(ways)
+        ways.append(([list(row) for row in prompt], paid(table)))
+        for upgrade in path:
+            for at in reversed(range(sinks, last)):
+                if about.labels[at] == upgrade.bucket.name:
+                    assert prompt[upgrade.bucket.group][at] is upgrade.start
+                    prompt[upgrade.bucket.group][at] = upgrade.end
+                    ways.append(([list(row) for row in prompt], paid(table)))
     ways += [(prompt, table) for table in tables[1:] if paid(table)] + [(prompt, None)]
-    return [(count(one, table), one, table is not None, answer(table)[1]) for one, table in ways]
+    return [
+        (count(one, table), one, table is not None, answer(table)[1], number < least)
+        for number, (one, table) in enumerate(ways)
+    ]
 
 
 TAGS = ("enum/free/critical", "layout/forced/not_critical", "required_value/free/critical")
@@ -256,7 +285,7 @@ def test_the_choice_is_that_of_the_chain_walked_token_by_token(
     for setting in (0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 0.99):
         found = planned(policy, about, setting, sinks=sinks)
         fits = [one for one in chain if one[0] <= setting * everything + 1e-9]
-        slots, prompt, acts, own = (
+        slots, prompt, acts, own, floored = (
             fits[-1]
             if fits
             else [one for one in chain if one[0] <= min(each[0] for each in chain) + 1e-9][-1]
@@ -269,8 +298,8 @@ def test_the_choice_is_that_of_the_chain_walked_token_by_token(
         assert (found.steps is not None) == acts
         if acts:
             room = own + setting * everything - slots
-            if fits == chain[:1] or any(level < Level.HIGH for row in prompt for level in row):
-                room = min(room, chain[1][3])
+            if floored or any(level < Level.HIGH for row in prompt for level in row):
+                room = min(room, next(one[3] for one in chain if not one[4]))
             assert found.remaining == pytest.approx(max(0.0, room), abs=1e-6)
         held.append(slots)
     assert held == sorted(held)

@@ -143,7 +143,7 @@ def test_all_that_was_seen_is_noted() -> None:
     failures = {R: 16, L4: 12, H: 10}
     noted = [replace(seen, cost=round(seen.cost, 9)) for seen in found.candidates]
     assert noted == [
-        Scanned(PAIRS[pair], steps, COSTS[level], ROWS, failures[level], WRONG)
+        Scanned(PAIRS[pair], steps, COSTS[level], ROWS, WRONG, failures[level] - WRONG, 0)
         for pair, steps, level in TRIED
     ]
     assert found.floors == {BUCKET: L4}

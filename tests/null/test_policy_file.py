@@ -12,10 +12,11 @@ from hypothesis import given
 
 from pask.digests import digest
 from pask.errors import PaskError
-from pask.policy.evidence import Evidence
+from pask.policy.evidence import Evidence, Failures
 from pask.policy.floors import Thresholds, no_floors
 from pask.policy.path import greedy_path
 from pask.policy.policy import (
+    SCHEMA,
     Policy,
     Scanned,
     SidePolicy,
@@ -31,7 +32,7 @@ TABLE = evidence(
     groups=(10, 20),
 )
 TAU = Thresholds(0.005, 0.01)
-SIDE = replace(packed(TABLE, TAU, 1), candidates=(Scanned(TAU, 1, 0.4, 200, 31, 25),))
+SIDE = replace(packed(TABLE, TAU, 1), candidates=(Scanned(TAU, 1, 0.4, 200, 25, 8, 2),))
 PROMPT = replace(packed(replace(TABLE, side="prompt"), TAU, 2), candidates=(), tau=None)
 POLICY = Policy(
     made_for={"model": "0" * 64, "grammar": "json"},
@@ -59,7 +60,7 @@ def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_file_is_readable_and_says_its_digest(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy.json", POLICY)
     found = json.loads((tmp_path / "policy.json").read_text())
-    assert found["schema"] == 1
+    assert found["schema"] == SCHEMA
     assert found["digest"] == POLICY.digest
     assert found["decode"]["evidence"]["ladder"] == "R,L4,H"
     assert found["decode"]["tau"] == {"low": 0.005, "high": 0.01}
@@ -160,10 +161,10 @@ def test_a_change_of_any_value_is_refused(tmp_path: Path) -> None:
 
 def test_another_schema_is_refused_before_anything_else_is_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    path.write_text(json.dumps({"schema": 2, "digest": "0", "sides": []}))
+    path.write_text(json.dumps({"schema": SCHEMA + 1, "digest": "0", "sides": []}))
     assert (
-        refusal(path)
-        == "the policy has schema 2, this version reads 1; run pask policy make (or snakemake)"
+        refusal(path) == f"the policy has schema {SCHEMA + 1}, this version reads {SCHEMA}; "
+        "run pask policy make (or snakemake)"
     )
 
 
@@ -215,4 +216,6 @@ def test_sides_fit_the_policy_and_their_own_parts() -> None:
 
 
 def test_a_scanned_candidate_says_by_how_much_it_fails_more() -> None:
-    assert Scanned(TAU, 3, 0.5, 200, 31, 25).increase == 0.03
+    seen = Scanned(TAU, 3, 0.5, 200, reference_failures=25, lost=8, gained=2)
+    assert (seen.failures, seen.increase) == (31, 0.03)
+    assert seen.interval() == Failures(200, 8, 2, 200).interval()

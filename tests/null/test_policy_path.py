@@ -16,6 +16,7 @@ from pask.policy.path import (
     check_path,
     cost,
     greedy_path,
+    path_below,
     ranked_path,
     ratio,
     round_robin_path,
@@ -198,3 +199,48 @@ def test_by_bytes_many_tokens_are_no_advantage() -> None:
     assert [(step.bucket, step.ratio) for step in by_byte] == [(one, 1.0), (many, 0.5)]
     with pytest.raises(ValueError, match="unknown ranking 'size'"):
         ranked_path(found, least, "size")
+
+
+def test_below_the_floors_the_least_harmful_go_first() -> None:
+    table = evidence(
+        found("a", 0, {R: 9.0, L4: 1.0}, {R: 8, L4: 6}),  # V 4 and 3 per cent: floor HIGH
+        found("a", 1, {R: 5.0, L4: 1.0}, {R: 4}),  # 2 and 0: floor INT4
+        found("b", 0, {R: 7.0, L4: 1.0}, {R: 4}),  # as much harm, more distortion
+        found("b", 1, {R: 9.0, L4: 9.0}),  # none: floor RELEASE
+        groups=(1, 1),
+    )
+    tau = Thresholds(0.01, 0.02)
+    least = floors(table, tau)
+    path = path_below(table, least, tau, "distortion")
+    assert steps_of(path) == [
+        (A0, R, L4),  # 4 times the lower threshold
+        (B0, R, L4),  # 2 times, 6 of distortion
+        (A1, R, L4),  # 2 times, 4
+        (A0, L4, H),  # 1.5 times the upper one
+    ]
+    by_bytes = evidence(
+        *(found(f.bucket.name, f.bucket.group, f.distortion, {R: 4}, 1 + 9 * f.bucket.group)
+          for f in table.buckets[1:3]), groups=(1, 1),
+    )  # fmt: skip
+    least = floors(by_bytes, tau)
+    assert steps_of(path_below(by_bytes, least, tau, "distortion")) == [(B0, R, L4), (A1, R, L4)]
+    assert steps_of(path_below(by_bytes, least, tau, "distortion_per_byte"))[0] == (B0, R, L4)
+    # Without thresholds all harm is too much, and more of it is worse.
+    assert steps_of(path_below(table, floors(table, tau), None, "distortion"))[:2] == [
+        (A0, R, L4),
+        (A0, L4, H),
+    ]
+
+
+@given(evidences(), taus(), st.sampled_from(["distortion", "distortion_per_byte", "round_robin"]))
+def test_loosened_thresholds_give_what_is_left_below_the_floors(
+    table: Evidence, tau: Thresholds, ranking: str
+) -> None:
+    least = floors(table, tau)
+    path = path_below(table, least, tau, ranking)
+    tables = [candidate(no_floors(table), path, n) for n in range(len(path) + 1)]
+    assert tables[-1] == least
+    assert {(up.start, up.end) for up in path} <= set(table.ladder.upgrades)
+    for factor in (1, 2, 4, 64):  # exact in floating point
+        if factor * tau.high <= 1:
+            assert floors(table, Thresholds(factor * tau.low, factor * tau.high)) in tables
