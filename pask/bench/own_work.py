@@ -53,6 +53,7 @@ class Watch:
     rows: Counter[str] = field(default_factory=Counter)
     _now: tuple[str, str] | None = None  # whose work is done, in which phase
     _inside: bool = False  # of a function whose time is taken already
+    _turn: bool = False  # whether the last attention was timed with its probabilities
 
     def share(self, entry: str, phase: str) -> float:
         """Own work's share of the phase, 0 to 1."""
@@ -91,13 +92,19 @@ class Watch:
         def wrapper(*args: Any, probabilities: bool = False, **kwargs: Any) -> Any:
             if self._now is None or not probabilities:
                 return attention(*args, probabilities=probabilities, **kwargs)
-            # The first call has to fetch the KV, with probabilities or without.
-            answer = attention(*args, probabilities=True, **kwargs)
-            _, without = _seconds(lambda: attention(*args, **kwargs))
-            _, seconds = _seconds(lambda: attention(*args, probabilities=True, **kwargs))
-            self.own[self._now] += seconds - without
-            self.total[self._now] -= seconds + without
+            # Whichever call comes first has to fetch the KV, so only first calls are compared:
+            # every second one is made without probabilities, and each stands for two.
             self.calls[self._now[0], "paged_attention"] += 1
+            self._turn = not self._turn
+            if self._turn:
+                answer, seconds = _seconds(lambda: attention(*args, probabilities=True, **kwargs))
+                self.own[self._now] += 2 * seconds
+                self.total[self._now] += seconds
+                return answer
+            _, without = _seconds(lambda: attention(*args, **kwargs))
+            answer, again = _seconds(lambda: attention(*args, probabilities=True, **kwargs))
+            self.own[self._now] -= 2 * without
+            self.total[self._now] -= without + again
             return answer
 
         return wrapper
@@ -111,6 +118,7 @@ class Watch:
             for entry, answers in groups.items():
                 fed = sum(answer.fed for answer in answers)
                 self._now = (entry, "decode")
+                self._turn = not self._turn  # with an even number of layers, the other ones' turn
                 start = time.perf_counter()
                 step(batch, answers)
                 self.total[self._now] += time.perf_counter() - start
