@@ -37,6 +37,7 @@ def made_up_policy(method: PASK, config: RunConfig, layers: int) -> Policy:
         decode=decode,
         prompt=prompt,
         reserve=dict.fromkeys(names["decode"], 0.0),
+        margin=1.0,
     )
 
 

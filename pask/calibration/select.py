@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
+from statistics import fmean
 
 from pask.calibration.evidence import Measured, measured_evidence
 from pask.calibration.families import families_to_make, method_without_policy
@@ -29,7 +30,7 @@ from pask.policy.policy import (
     SidePolicy,
     write_policy,
 )
-from pask.policy.reserve import reserve
+from pask.policy.reserve import quantile, reserve
 
 
 def make_policies(config: RunConfig, methods: Sequence[str] | None = None) -> list[Path]:
@@ -64,6 +65,7 @@ def make_policy(
         if evidence.side in method.sides:
             sides[evidence.side] = select(method, evidence, alpha, lines)
     decode = sides["decode"]
+    lengths = [len(line["names"]) for line in measured.lines]
     return Policy(
         made_for=made_for(config, entry, measured.model_digest),
         layers=sum(measured.groups),
@@ -76,6 +78,7 @@ def make_policy(
         reserve=reserve(
             [line["names"] for line in measured.lines], decode.floors, measured.groups, method.beta
         ),
+        margin=quantile(lengths, method.beta) / fmean(lengths),
         calibration={
             "rows": len(measured.lines),
             "right_under_full_kv": sum(line["reference_correct"] for line in measured.lines),

@@ -10,8 +10,8 @@ The knob is the share S of a request's bytes over Full KV's, at the expected ans
 answer's share is what its selected candidate (Equation 8) is expected to take, the rest is the
 prompt's (`pask.methods.pask_plan`). Each accepted token then starts from its selected levels and
 goes down to no less than its floors where R_t - Gamma(s_t) does not pay for them, or up where the
-next byte is a critical choice or near one (`pask.policy.lookup`). R_0 is the answer's share, and
-R_{t+1} is R_t less the token's own cost.
+next byte is a critical choice or near one (`pask.policy.lookup`). R_{t+1} is R_t less the token's
+own cost.
 
 Deviations and open choices:
 - the paper gives no rule for sharing S between prompt and answer. Here the decode side has its
@@ -32,8 +32,12 @@ Deviations and open choices:
 - with a budget for both sides the tolerance of the prompt side chooses its thresholds and floors
   alone: how far up its path the prompt goes is the budget's to say;
 - Gamma(s) knows a state by its coarsened tag, wherever in the answer it is, so near an answer's end
-  it keeps back more than is still to come, and tokens may be demoted that the selected candidate
-  has higher. `pask_decode` follows the candidate without a budget;
+  it keeps back more than is still to come. Here it is at most what a long answer would still
+  cost at its floors, and a promotion has to leave what one would cost at its selected levels:
+  both are counted down as tokens come. With Gamma(s) alone the first critical tokens take all
+  that is not reserved, and the others are demoted below the candidate that was selected;
+- R_0 is what a long answer takes, one that `beta` of the calibration answers do not exceed, though
+  the bytes that are planned for are the mean's: budgets are met over all rows, not by each;
 - a critical state, Crit(s_t), is a token whose `next` is critical or near;
 - an answer longer than T runs out of budget and is demoted to its floors; a token whose bucket
   calibration did not see stays at HIGH whatever is left;
@@ -181,6 +185,7 @@ class PASK(Method):
             policy.decode.evidence,
             recent=self.recent,
             sinks=self.sinks,
+            margin=policy.margin,
         )
         return _Request(self, policy, info, found)
 
@@ -217,7 +222,7 @@ class PASK(Method):
 
 class _Request(RequestState):
     """All kv heads and all layers of a group place the prompt alike. Of the answer it remembers
-    the remaining budget alone."""
+    the remaining budget alone, and what is still expected."""
 
     def __init__(self, method: PASK, policy: Policy, info: PromptInfo, found: Plan) -> None:
         self.recent = method.recent
@@ -226,6 +231,7 @@ class _Request(RequestState):
         self.notes = tuple(note for note, holds in noted.items() if holds)
         self._coarsening = policy.coarsening
         self._remaining = found.remaining
+        self._floors_ahead, self._selected_ahead = found.floors_ahead, found.selected_ahead
         sizes = policy.decode.evidence.groups
         self._group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
         self._placements = [Placement()] * len(sizes)
@@ -257,6 +263,15 @@ class _Request(RequestState):
         if tag is None:
             raise ValueError("pask: the decode side needs tags, and the request has no tag grammar")
         name = bucket_name(tag, self._coarsening)
-        levels, cost = self._lookup.decide(name, self._remaining, tag.next in _CRITICAL)
+        levels, cost = self._lookup.decide(
+            name,
+            self._remaining,
+            tag.next in _CRITICAL,
+            self._floors_ahead,
+            self._selected_ahead,
+        )
+        at_floors, selected = self._lookup.expected(name)
         self._remaining -= cost
+        self._floors_ahead -= at_floors
+        self._selected_ahead -= selected
         return [levels[group] for group in self._group_of]

@@ -119,14 +119,17 @@ class Plan:
 
     `prompt`: [groups, P] int64, `Level`'s value of each prompt token, or None for a whole prompt.
     `steps`: the decode candidate that tokens start from, None where the answer stays at HIGH.
-    `remaining`: R_0, the slots that the answer may take. `unreachable`: the request is expected to
-    take more than the knob asks for, with the decode side at its floors and nothing of the prompt
-    kept that may go. `below_floors`: the prompt is not at its floors.
+    `remaining`: R_0, the slots that the answer may take; `floors_ahead`, `selected_ahead`: what a
+    long one takes at its floors, and as that candidate has it. `unreachable`: the request is
+    expected to take more than the knob asks for, with the decode side at its floors and nothing of
+    the prompt kept that may go. `below_floors`: the prompt is not at its floors.
     """
 
     prompt: torch.Tensor | None
     steps: int | None
     remaining: float
+    floors_ahead: float
+    selected_ahead: float
     unreachable: bool
     below_floors: bool
 
@@ -140,14 +143,16 @@ def plan(
     *,
     recent: int,
     sinks: int,
+    margin: float,
 ) -> Plan:
     """The request's place on the chain at the knob's value `setting`, below 1.
 
     `prompt` None keeps the prompt whole; `evidence` says which groups and levels there are (either
     side's). The first `sinks` prompt tokens, the last one, and labels without evidence stay at
-    HIGH. R_0 is what the selected candidate is expected to take while the prompt is not whole (less
-    where the prompt is at its floors), and then all that is left. ValueError for a prompt side
-    without labels.
+    HIGH. R_0 is what the selected candidate takes of a long answer while the prompt is not whole
+    (less where the decode side is at its floors), and then all that is left too. A long answer has
+    `margin` times the expected tokens: budgets are met on average, and what short answers leave
+    pays for long ones. ValueError for a prompt side without labels.
     """
     layers = torch.tensor(evidence.groups, dtype=torch.float64)
     weights = layers / layers.sum()
@@ -174,14 +179,16 @@ def plan(
     if unreachable:
         fits = held == held.min()
     at = int(fits.nonzero()[-1])
-    expected = info.expected_new_tokens * decode.costs
-    remaining = float(expected[way[at]] + allowed - held[at])
+    long = margin * info.expected_new_tokens * decode.costs
+    remaining = float(long[way[at]] + allowed - held[at])
     if way[at] == 0 or taken[at] < upgrades:
-        remaining = min(remaining, float(expected[1]))
+        remaining = min(remaining, float(long[1]))
     return Plan(
         walk.levels(info, int(taken[at])),
         decode.steps[int(way[at])],
         max(0.0, remaining),
+        float(long[0]),
+        float(long[max(1, int(way[at]))]),
         unreachable,
         int(taken[at]) < walk.to_floors,
     )

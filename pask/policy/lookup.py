@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 
 from pask.methods.levels import Level
 from pask.policy.actions import Ladder, stored_bits, token_cost
@@ -31,36 +32,52 @@ class TokenLookup:
         groups = side.evidence.groups
         self.groups = groups
         self._unknown = (Level.HIGH,) * len(groups), token_cost([Level.HIGH] * len(groups), groups)
-        self._records = {
-            name: (_initial(side, name), reserve.get(name, 0.0))
-            for name in dict.fromkeys(found.bucket.name for found in side.evidence.buckets)
-        }
+        self._records: dict[str, tuple[_State, float, float]] = {}
+        for name in dict.fromkeys(found.bucket.name for found in side.evidence.buckets):
+            state = _initial(side, name)
+            self._records[name] = state, reserve.get(name, 0.0), state.at_floors.cost
 
-    def decide(self, name: str, remaining: float, critical: bool) -> tuple[Levels, float]:
+    def expected(self, name: str) -> tuple[float, float]:
+        """What a token costs at its floors and at its selected levels, in tokens at HIGH."""
+        record = self._records.get(name)
+        return (1.0, 1.0) if record is None else (record[2], record[0].cost)
+
+    def decide(
+        self,
+        name: str,
+        remaining: float,
+        critical: bool,
+        floors_ahead: float = inf,
+        selected_ahead: float = 0.0,
+    ) -> tuple[Levels, float]:
         """The token's level in each layer group and its cost; budgets in tokens at HIGH.
 
         `remaining`: R_t. `critical`: whether the state is critical or lookahead-critical.
+        `floors_ahead`, `selected_ahead`: what this token and all after it are taken to cost at
+        their floors and at their selected levels; left out, the paper's rule to the letter.
 
         It begins with the larger of selected level and floor (Equation 10). While that costs more
-        than B_t = max(0, R_t - Gamma(s_t)), the level above its floor whose loss of distortion per
-        saved cost is least goes down by one. In a critical state the upgrade with the largest rho_D
-        among those that still fit B_t is taken until none does. Floors stay where they are whatever
-        the budget, so the cost may be above B_t. Of equal ratios the cheaper upgrade comes first,
-        then the earlier group, and demotion is in the reverse order; without ranking by distortion
-        a level for each group in turn, counted from the floors.
+        than B_t = max(0, R_t - Gamma(s_t)), where Gamma is no more than `floors_ahead` after this
+        token, the level above its floor whose loss of distortion per saved cost is least goes down
+        by one. In a critical state the upgrade with the largest rho_D among those that fit B_t, and
+        leave `selected_ahead` for the tokens after this one, is taken until none does. Floors stay
+        where they are whatever the budget, so the cost may be above B_t. Of equal ratios the
+        cheaper upgrade comes first, then the earlier group, and demotion is in the reverse order;
+        without ranking by distortion a level for each group in turn, counted from the floors.
 
         A name without evidence, or in a group without, is at HIGH there: it was never judged.
         """
         record = self._records.get(name)
         if record is None:
             return self._unknown
-        state, reserved = record
-        budget = max(0.0, remaining - reserved)
+        state, reserved, least = record
+        budget = max(0.0, remaining - min(reserved, max(0.0, floors_ahead - least)))
+        spare = min(budget, remaining - max(0.0, selected_ahead - state.cost))
         while state.cost > budget and state.demoted is not None:
             state = state.demoted
         while critical:
             for promoted in state.promoted:
-                if promoted.cost <= budget:
+                if promoted.cost <= spare:
                     state = promoted
                     break
             else:
@@ -88,6 +105,11 @@ class _State:
         self._name = name
         self.levels = levels
         self.cost = token_cost(levels, name.groups)
+
+    @property
+    def at_floors(self) -> _State:
+        """The same name at its floors."""
+        return self._name.state(self._name.floors)
 
     @cached_property
     def demoted(self) -> _State | None:

@@ -161,6 +161,7 @@ class Policy:
     decode: SidePolicy
     prompt: SidePolicy | None  # None: the prompt stays whole
     reserve: Mapping[str, float]  # Gamma by bucket name, in tokens at HIGH in all layers
+    margin: float  # the same quantile of a calibration answer's length, over the mean length
     calibration: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -191,6 +192,7 @@ class Policy:
             "decode": self.decode.to_json(),
             "prompt": None if self.prompt is None else self.prompt.to_json(),
             "reserve": dict(self.reserve),
+            "margin": self.margin,
             "calibration": dict(self.calibration),
         }
 
@@ -207,6 +209,7 @@ class Policy:
             SidePolicy.from_json(value["decode"]),
             None if prompt is None else SidePolicy.from_json(prompt),
             dict(value["reserve"]),
+            value["margin"],
             dict(value["calibration"]),
             value["schema"],
         )

@@ -111,7 +111,7 @@ def accuracy_notes(frame: pd.DataFrame) -> list[str]:
         "these tokens, whole slots, and the channels of the summaries that are looked at); all "
         "others read what is resident, pages included, so theirs equals B_avg.",
         "Unreachable: rows that a method holds above what its knob asks, because it cannot go "
-        "lower there; clamped: rows on which it shrank a window or the like.",
+        "lower there; clamped: rows on which it shrank a window, loosened floors or the like.",
     ]
     if frame["diff_vs_full_pp"].notna().any():
         tests = int(frame["holm_p"].notna().sum())

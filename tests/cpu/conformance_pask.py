@@ -69,6 +69,7 @@ def made_up_policy() -> Policy:
         decode=_side("decode", decode, 2, 0.05),
         prompt=_side("prompt", prompt, 3, 0.02),
         reserve={VALUE: 0.437, SELECTOR: 1.119, LAYOUT: 0.053},
+        margin=1.25,
     )
 
 
@@ -93,10 +94,13 @@ def resident(method: Any, info: PromptInfo, decoded: int) -> int:
     slots, prompt, acts, own, floored = (within or [one for one in chain if one[0] <= least])[-1]
     levels = [[H] * decoded, [H] * decoded]
     if acts:
-        remaining = own + allowed - slots
+        margin = method.policy.margin
+        selected = next(one[3] for one in chain if not one[4])
+        remaining = margin * own + allowed - slots
         if floored or any(level < H for row in prompt for level in row):
-            remaining = min(remaining, next(one[3] for one in chain if not one[4]))
-        levels = _answer(method.policy, max(0.0, remaining), decoded)
+            remaining = min(remaining, margin * selected)
+        ahead = margin * chain[0][3], margin * (selected if floored else own)
+        levels = _answer(method.policy, max(0.0, remaining), ahead, decoded)
     low = acts or any(level is L for row in prompt for level in row)
     return _bytes(method, info, prompt, levels) + (sizes(info).statistics() if low else 0)
 
@@ -122,7 +126,9 @@ def _bytes(
     return total
 
 
-def _answer(policy: Policy, remaining: float, decoded: int) -> list[list[Level]]:
+def _answer(
+    policy: Policy, remaining: float, ahead: tuple[float, float], decoded: int
+) -> list[list[Level]]:
     """Algorithm 2 for values alone: by group, where each token ends."""
     table = {q.bucket.group: q for q in policy.decode.evidence.buckets if q.bucket.name == VALUE}
     order, ends = [R, L, H], []
@@ -136,9 +142,11 @@ def _answer(policy: Policy, remaining: float, decoded: int) -> list[list[Level]]
     def cost(levels: list[Level]) -> Fraction:
         return sum((COSTS[level] for level in levels), Fraction(0)) / 2
 
-    for _ in range(decoded):
+    for number in range(1, decoded + 1):
         levels = [policy.decode.table[LayerBucket(VALUE, group)] for group in (0, 1)]
-        budget = max(0.0, remaining - policy.reserve[VALUE])
+        floors, selected = ahead[0], ahead[1] - number * float(cost(levels))  # the floors are free
+        budget = max(0.0, remaining - min(policy.reserve[VALUE], max(0.0, floors)))
+        spare = min(budget, remaining - max(0.0, selected))
         while cost(levels) > budget and max(levels) > R:  # the floors are R
             downs = [(ratio(g, order[order.index(a) - 1]), g) for g, a in enumerate(levels) if a]
             group = min(downs)[1]
@@ -149,7 +157,7 @@ def _answer(policy: Policy, remaining: float, decoded: int) -> list[list[Level]]
                 if level < H:
                     higher = [*levels]
                     higher[group] = order[order.index(level) + 1]
-                    if cost(higher) <= budget:
+                    if cost(higher) <= spare:
                         ups.append((ratio(group, level), higher))
             if not ups:
                 break

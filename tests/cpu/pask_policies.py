@@ -105,7 +105,7 @@ def by_hand() -> Policy:
         )
     ]
     reserve = {VALUE: 0.5, LAYOUT: 0.25}
-    return Policy({}, 3, (0, 1), "role_choice_next", 1, 0.9, sides[0], sides[1], reserve)
+    return Policy({}, 3, (0, 1), "role_choice_next", 1, 0.9, sides[0], sides[1], reserve, 1.0)
 
 
 def made_up(
@@ -143,4 +143,8 @@ def made_up(
     reserve = {name: 3 * draw.random() for name in tags}
     starts = tuple(sum(groups[:n]) for n in range(len(groups)))
     decode, prompt = side("decode", tags), side("prompt", labels)
-    return Policy({}, sum(groups), starts, "role_choice_next", recent, 0.9, decode, prompt, reserve)
+    margin = 1 + draw.random() / 2
+    return Policy(
+        *({}, sum(groups), starts, "role_choice_next", recent, 0.9),
+        *(decode, prompt, reserve, margin),
+    )

@@ -48,19 +48,35 @@ def small(setting: float = 12 / 36, **fields: Any) -> PASK:
 
 
 def test_tokens_are_looked_up_until_the_budget_is_spent() -> None:
-    """R_0 = 3.75 (`test_pask_plan`); Gamma is 0.5 for values, 0.25 for layout."""
+    """R_0 = 3.75 (`test_pask_plan`); Gamma is 0.5 for values, 0.25 for layout. The six values of
+    an answer take 1.875 at their floors, 4.625 as selected."""
     state = small().open(info(LABELS, 24))
     expected = [
         # tag, levels of the 3 layers, what is left
         (FAR_TAG, (R, R, R), 3.75),
-        (VALUE_TAG, (H, H, H), 2.75),  # selected L, H at 0.7708; critical, and 3.25 are free
-        (VALUE_TAG, (H, H, H), 1.75),
-        (VALUE_TAG, (H, H, H), 0.75),
-        (VALUE_TAG, (L, L, L), 0.4375),  # 0.25 free: down to the floors, which cost 0.3125
-        (NEAR_TAG, (L, R, R), 0.333333),  # 0.1875 free: 0.2083 in two layers is too much
-        (UNSEEN_TAG, (H, H, H), -0.666667),  # never judged
-        (VALUE_TAG, (L, L, L), -0.979167),  # nothing left: the floors stay
-        (NEAR_TAG, (R, R, R), -0.979167),
+        (VALUE_TAG, (L, H, H), 2.979167),  # critical, but 3.854 are to be left for the others
+        (VALUE_TAG, (L, H, H), 2.208333),
+        (VALUE_TAG, (L, H, H), 1.4375),
+        (VALUE_TAG, (L, H, H), 0.666667),  # 0.9375 free
+        (VALUE_TAG, (L, L, L), 0.354167),  # 0.3125 is kept for the last one: 0.3542, the floors
+        (NEAR_TAG, (R, R, R), 0.354167),
+        (UNSEEN_TAG, (H, H, H), -0.645833),  # never judged
+        (VALUE_TAG, (L, L, L), -0.958333),  # nothing left: the floors stay
+        (NEAR_TAG, (R, R, R), -0.958333),
+    ]
+    for at, (tag, levels, left) in enumerate(expected):
+        assert decided(state, [tag]) == [levels], at
+        assert vars(state)["_remaining"] == pytest.approx(left, abs=1e-6), at
+
+
+def test_what_is_left_over_promotes_what_is_critical() -> None:
+    """R_0 = 5.16 beside a whole prompt: 0.535 more than six values take as selected."""
+    state = small(20.16 / 36).open(info(LABELS, 24))
+    expected = [
+        (FAR_TAG, (R, R, R), 5.16),
+        (NEAR_TAG, (L, L, L), 4.8475),  # 0.535: a third layer or group at HIGH would be too much
+        (VALUE_TAG, (L, H, H), 4.076667),  # 0.2225: its first layer takes 0.2292
+        (VALUE_TAG, (L, H, H), 3.305833),
     ]
     for at, (tag, levels, left) in enumerate(expected):
         assert decided(state, [tag]) == [levels], at
@@ -73,9 +89,10 @@ def test_what_a_request_remembers_does_not_grow() -> None:
     before = dict(vars(state))
     decided(state, [VALUE_TAG, NEAR_TAG, FAR_TAG] * 300)
     after = vars(state)
-    assert {name for name in before if before[name] is not after[name]} == {"_remaining"}
+    counted = {"_remaining", "_floors_ahead", "_selected_ahead"}
+    assert {name for name in before if before[name] is not after[name]} == counted
     assert before.keys() == after.keys()
-    assert isinstance(after["_remaining"], float)
+    assert all(isinstance(after[name], float) for name in counted)
 
 
 def test_a_request_asks_for_nothing_and_declares_what_it_does() -> None:

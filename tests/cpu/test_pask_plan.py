@@ -46,6 +46,7 @@ def planned(
         policy.decode.evidence,
         recent=policy.recent,
         sinks=sinks,
+        margin=policy.margin,
     )
 
 
@@ -297,9 +298,9 @@ def test_the_choice_is_that_of_the_chain_walked_token_by_token(
         assert levels.tolist() == [[int(level) for level in row] for row in prompt]
         assert (found.steps is not None) == acts
         if acts:
-            room = own + setting * everything - slots
+            room = policy.margin * own + setting * everything - slots
             if floored or any(level < Level.HIGH for row in prompt for level in row):
-                room = min(room, next(one[3] for one in chain if not one[4]))
+                room = min(room, policy.margin * next(one[3] for one in chain if not one[4]))
             assert found.remaining == pytest.approx(max(0.0, room), abs=1e-6)
         held.append(slots)
     assert held == sorted(held)

@@ -44,6 +44,7 @@ POLICY = Policy(
     decode=SIDE,
     prompt=PROMPT,
     reserve={"a/free": 0.1},
+    margin=1.5,
     calibration={"rows": 200, "tokens": [1.5, 2]},
 )
 

@@ -88,6 +88,27 @@ def test_the_reserve_is_taken_from_what_remains() -> None:
     assert lookup.decide("a", (36.5 + 12) / 48, critical=True)[0] == (L4, H, L4)
 
 
+def test_no_more_is_kept_back_than_is_still_to_come() -> None:
+    """A token at its floors takes 5: of 9 that are expected at the floors, 4 come after it."""
+    lookup = TokenLookup(packed(TABLE, TAU, 5), {"a": 0.25})
+    assert lookup.decide("a", (36.5 + 12) / 48, False, floors_ahead=1.0)[0] == (L4, H, L4)
+    assert lookup.decide("a", (37.5 + 4) / 48, False, floors_ahead=9 / 48)[0] == (H, H, L4)
+    assert lookup.decide("a", (36.5 + 4) / 48, False, floors_ahead=9 / 48)[0] == (L4, H, L4)
+    assert lookup.decide("a", 37.5 / 48, False, floors_ahead=-1.0)[0] == (H, H, L4)
+    assert lookup.expected("a") == (5 / 48, 1.0)
+    assert lookup.expected("never seen") == (1.0, 1.0)
+
+
+def test_a_promotion_leaves_what_the_selected_levels_still_take() -> None:
+    lookup = TokenLookup(packed(TABLE, TAU, 0), {})
+    for remaining, levels in ((37.5, (H, H, L4)), (36.5, (L4, H, L4))):
+        ahead = (20 + 5) / 48  # this token's 5, and 20
+        assert lookup.decide("a", (remaining + 20) / 48, True, 1.0, ahead)[0] == levels
+    # Selected levels are not demoted for it.
+    lookup = TokenLookup(packed(TABLE, TAU, 5), {})
+    assert lookup.decide("a", 1.0, True, 1.0, 3.0) == ((H, H, H), 1.0)
+
+
 def test_a_cost_may_be_all_of_the_budget_and_not_a_hair_more() -> None:
     lookup = TokenLookup(packed(TABLE, TAU, 0), {})
     assert lookup.decide("a", 37 / 48, critical=True) == ((H, H, L4), 37 / 48)

@@ -108,7 +108,7 @@ def side(
 
 
 def policy(decode: SidePolicy, prompt: SidePolicy | None = None) -> Policy:
-    return Policy({}, 3, (0, 2), "role", 4, 0.9, decode, prompt, {})
+    return Policy({}, 3, (0, 2), "role", 4, 0.9, decode, prompt, {}, 1.0)
 
 
 FULL = policy(side(), side(name="prompt"))
