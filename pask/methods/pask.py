@@ -29,8 +29,9 @@ Deviations and open choices:
   candidate to save that much, the answer stays at HIGH and nothing is looked up;
 - bytes are whole pages, most of what a short request takes. Its prompt may therefore get levels
   above its floors because they take fewer pages;
-- with a budget for both sides the tolerance of the prompt side chooses its thresholds and floors
-  alone: how far up its path the prompt goes is the budget's to say;
+- with a budget for both sides the tolerance of the prompt side chooses no more than its thresholds:
+  how far up the prompt goes is the budget's to say. Above the floors, buckets come first that did
+  any harm, most harmful first, and only then those that distort (`SidePolicy.above`);
 - Gamma(s) knows a state by its coarsened tag, wherever in the answer it is, so near an answer's end
   it keeps back more than is still to come. Here it is at most what a long answer would still
   cost at its floors, and a promotion has to leave what one would cost at its selected levels:

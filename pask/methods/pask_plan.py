@@ -2,11 +2,11 @@
 
 All choices of one request lie on one chain, each with at least the levels of the one before: the
 decode side at its floors, and the prompt from nothing up to its floors, what did most harm first;
-the decode side's selected candidate; the prompt's upgrades in the order of its path; with the
-prompt whole, the decode side's later candidates; at last everything at HIGH. The prompt goes up
-token by token, an upgrade's newest tokens first. Taken is the last choice whose expected bytes are
-within the knob's share, and of a request that has none the one that holds least. So the expected
-bytes never shrink as the knob grows.
+the decode side's selected candidate; the prompt's upgrades, what did any harm first, then by
+distortion; with the prompt whole, the decode side's later candidates; at last everything at HIGH.
+The prompt goes up token by token, an upgrade's newest tokens first. Taken is the last choice whose
+expected bytes are within the knob's share, and of a request that has none the one that holds least.
+So the expected bytes never shrink as the knob grows.
 
 Bytes are counted in slots: one token at HIGH in all layers is 1, a layer group counts by its share
 of the layers. For T expected new tokens, which a decode candidate spreads over levels in the
@@ -224,7 +224,7 @@ class _Walk:
             for bucket in prompt.floors:
                 if bucket.name in places:
                     least[bucket.group, places[bucket.name]] = int(Level.RELEASE)
-            ups = (*prompt.below, *prompt.path)
+            ups = (*prompt.below, *prompt.above)
             upgrades = [up for up in ups if up.bucket.name in places]
             to_floors = sum(len(places.get(up.bucket.name, ())) for up in prompt.below)
             tokens += [places[up.bucket.name].flip(0) for up in upgrades]

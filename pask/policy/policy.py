@@ -17,8 +17,16 @@ from pask.files import write_json
 from pask.methods.levels import Level
 from pask.policy.actions import level_named, short
 from pask.policy.evidence import Evidence, Failures
-from pask.policy.floors import Thresholds
-from pask.policy.path import RANKINGS, Upgrade, candidate, check_path, cost, path_below
+from pask.policy.floors import Thresholds, floors
+from pask.policy.path import (
+    RANKINGS,
+    Upgrade,
+    candidate,
+    check_path,
+    cost,
+    path_below,
+    ranked_path,
+)
 from pask.structure.buckets import LayerBucket
 
 SCHEMA = 2
@@ -104,6 +112,23 @@ class SidePolicy:
     def below(self) -> tuple[Upgrade, ...]:
         """From everything released up to the floors (`pask.policy.path.path_below`)."""
         return path_below(self.evidence, self.floors, self.tau, self.ranking)
+
+    @cached_property
+    def above(self) -> tuple[Upgrade, ...]:
+        """From the floors to everything at HIGH where a budget and no tolerance decides: on in the
+        order of `below` until nothing is left that did harm, and then by D.
+
+        Thresholds that are tolerable leave buckets low that did some harm; what a budget has left
+        is theirs first. Without thresholds it is `path`.
+        """
+        if self.tau is None:
+            return self.path
+        harmless = floors(self.evidence, Thresholds(0.0, 0.0))
+        to_harmless = path_below(self.evidence, harmless, self.tau, self.ranking)
+        return (
+            *to_harmless[len(self.below) :],
+            *ranked_path(self.evidence, harmless, self.ranking),
+        )
 
     @property
     def cost(self) -> float:

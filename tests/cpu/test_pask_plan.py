@@ -237,7 +237,7 @@ def slow_chain(
     least = 0
     for path, table in (
         (policy.prompt.below, dict(decode.floors)),
-        (policy.prompt.path, tables[0]),
+        (policy.prompt.above, tables[0]),
     ):
         least = len(ways)
         ways.append(([list(row) for row in prompt], paid(table)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from pask.policy.path import (
     round_robin_path,
 )
 from pask.structure.buckets import LayerBucket
-from tests.null.policy_tables import L4, PAPER, H, R, evidence, evidences, found, taus
+from tests.null.policy_tables import L4, PAPER, H, R, evidence, evidences, found, packed, taus
 
 A0, A1, B0, B1 = (LayerBucket(name, group) for name in "ab" for group in (0, 1))
 
@@ -199,6 +201,21 @@ def test_by_bytes_many_tokens_are_no_advantage() -> None:
     assert [(step.bucket, step.ratio) for step in by_byte] == [(one, 1.0), (many, 0.5)]
     with pytest.raises(ValueError, match="unknown ranking 'size'"):
         ranked_path(found, least, "size")
+
+
+@given(evidences(), taus())
+def test_under_a_budget_whatever_did_harm_comes_before_distortion(
+    table: Evidence, tau: Thresholds
+) -> None:
+    side = packed(table, tau, 0)
+    tables = [candidate(side.floors, side.above, n) for n in range(len(side.above) + 1)]
+    assert set(tables[-1].values()) == {H}
+    none = floors(table, Thresholds(0.0, 0.0))
+    harmless = tables.index(none)
+    assert side.above[harmless:] == greedy_path(table, none)
+    for factor in (0.5, 0.25):  # thresholds that are tighter
+        assert floors(table, Thresholds(factor * tau.low, factor * tau.high)) in tables
+    assert replace(side, tau=None).above == side.path
 
 
 def test_below_the_floors_the_least_harmful_go_first() -> None:
