@@ -56,9 +56,10 @@ class Watch:
     _turn: bool = False  # whether the last attention was timed with its probabilities
 
     def share(self, entry: str, phase: str) -> float:
-        """Own work's share of the phase, 0 to 1."""
+        """Own work's share of the phase, 0 to 1; `own`, with a difference of timings in it, may
+        come out below 0 by noise, which is a share of 0."""
         total = self.total[entry, phase]
-        return self.own[entry, phase] / total if total else 0.0
+        return max(0.0, self.own[entry, phase]) / total if total else 0.0
 
     @contextmanager
     def on(self) -> Iterator[None]:

@@ -74,24 +74,31 @@ def made_up_policy() -> Policy:
 
 
 def window(method: Any, info: PromptInfo) -> int:
-    """The last prompt token, and those before it of labels that the policy does not know."""
-    assert info.labels is not None
-    floors = method.policy.prompt.floors
-    kept = 1
-    for label in reversed(info.labels[:-1]):
-        if LayerBucket(label.value, 0) in floors:
+    """The last prompt tokens that the chain, walked slowly, keeps in every layer group."""
+    if method.setting >= 1:
+        return info.prompt_tokens
+    _, _, (_, prompt, *_) = _choice(method, info)
+    kept = 0
+    for levels in reversed(list(zip(*prompt, strict=True))):
+        if min(levels) is R:
             break
         kept += 1
-    return info.prompt_tokens if method.setting >= 1 else kept
+    assert kept >= 1  # the last one is always there
+    return kept
 
 
-def resident(method: Any, info: PromptInfo, decoded: int) -> int:
-    """Of an answer all of whose tokens are values, which are critical."""
+def _choice(method: Any, info: PromptInfo) -> tuple[list[Any], float, Any]:
+    """The chain, the slots that the knob allows, and the choice that PASK has to make."""
     chain = slow_chain(method.policy, info, method.sinks)
     allowed = method.setting * chain[-1][0]
     within = [one for one in chain if one[0] <= allowed + 1e-9]
     least = min(one[0] for one in chain) + 1e-9
-    slots, prompt, acts, own, floored = (within or [one for one in chain if one[0] <= least])[-1]
+    return chain, allowed, (within or [one for one in chain if one[0] <= least])[-1]
+
+
+def resident(method: Any, info: PromptInfo, decoded: int) -> int:
+    """Of an answer all of whose tokens are values, which are critical."""
+    chain, allowed, (slots, prompt, acts, own, floored) = _choice(method, info)
     levels = [[H] * decoded, [H] * decoded]
     if acts:
         margin = method.policy.margin

@@ -14,7 +14,7 @@ import yaml
 from pask.calibration.measure_row import RowMeasurer
 from pask.engine.replay import Replayer
 from pask.methods.levels import Level
-from pask.policy.policy import SCHEMA, Policy, read_policy
+from pask.policy.policy import Policy, read_policy
 from tests.cpu.test_evaluation import ok, refused
 from tests.cpu.tiny import tiny_folder
 
@@ -136,7 +136,7 @@ def test_every_candidate_was_tried_on_all_development_rows(done: Path, policy: P
 
 def test_it_is_shown_as_a_table(done: Path, policy: Policy) -> None:
     text = ok("policy", "show", POLICY, cwd=done)
-    assert f"policy {policy.digest[:16]}, schema {SCHEMA}" in text
+    assert f"policy {policy.digest[:16]}, schema 2" in text
     assert "decode side, levels R,L4,H, groups of 1, 1 layers" in text
     assert "prompt side, levels R,L4,H" in text
     assert "on 3 development rows: " in text
