@@ -36,7 +36,7 @@ from pask.policy.policy import SidePolicy
 from pask.structure.buckets import LayerBucket
 from pask.structure.labels import Label
 
-_ROUNDING = 1e-9  # an expected count that is whole but for its sums takes no page more
+_ROUNDING = 1e-9  # sums that differ by less than this many tokens or slots are equal
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def plan(
     fits = held <= allowed + _ROUNDING
     unreachable = not bool(fits.any())
     if unreachable:
-        fits = held == held.min()
+        fits = held <= held.min() + _ROUNDING
     at = int(fits.nonzero()[-1])
     long = margin * info.expected_new_tokens * decode.costs
     remaining = float(long[way[at]] + allowed - held[at])

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pask.methods.contract import PromptInfo
@@ -258,6 +258,9 @@ TAGS = ("enum/free/critical", "layout/forced/not_critical", "required_value/free
 SOME = (Label.USER, Label.FUNCTION_NAME, Label.TYPE, Label.CHAT_SCAFFOLD)
 
 
+# Choices that hold the same, but for how their sums round.
+@example(4, [Label.USER] * 2, 31, 16, 0, "R,L2,L4,H", (2, 3, 1))
+@example(4, [Label.USER], 32, 16, 0, "R,L2,L4,H", (2, 3, 1))
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
