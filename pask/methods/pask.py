@@ -20,7 +20,8 @@ Deviations and open choices:
   does not hold the prompt's floors and the selected candidate, Algorithm 2 demotes, and where it
   does not hold the floors of both, the prompt's thresholds are loosened for this request until
   its floors fit (`pask.policy.path.path_below`; note "below_floors"). Note "unreachable" where
-  what has to stay is more than S even so;
+  what has to stay is more than S even so. With `prompt_path` "distortion" floors stay floors
+  on both sides, and such a request is "unreachable";
 - an upgrade of the prompt that S does not cover whole goes to the newest tokens of the label. A
   label that calibration did not see stays at HIGH, and so do the first `sinks` prompt tokens and
   the last;
@@ -31,14 +32,16 @@ Deviations and open choices:
   above its floors because they take fewer pages;
 - with a budget for both sides the tolerance of the prompt side chooses no more than its thresholds:
   how far up the prompt goes is the budget's to say. Above the floors, buckets come first that did
-  any harm, most harmful first, and only then those that distort (`SidePolicy.above`);
+  any harm, most harmful first, and only then those that distort (`SidePolicy.above`); with
+  `prompt_path` "distortion" they go up by rho_D alone, as Equation 7 has it;
 - Gamma(s) knows a state by its coarsened tag, wherever in the answer it is, so near an answer's end
   it keeps back more than is still to come. Here it is at most what a long answer would still
   cost at its floors, and a promotion has to leave what one would cost at its selected levels:
   both are counted down as tokens come. With Gamma(s) alone the first critical tokens take all
   that is not reserved, and the others are demoted below the candidate that was selected;
 - R_0 is what a long answer takes, one that `beta` of the calibration answers do not exceed, though
-  the bytes that are planned for are the mean's: budgets are met over all rows, not by each;
+  the bytes that are planned for are the mean's: budgets are met over all rows, not by each.
+  `reserve` "by_state" is Algorithm 2 to the letter instead: Gamma(s) alone, and R_0 of the mean;
 - a critical state, Crit(s_t), is a token whose `next` is critical or near;
 - an answer longer than T runs out of budget and is demoted to its floors; a token whose bucket
   calibration did not see stays at HIGH whatever is left;
@@ -47,10 +50,10 @@ Deviations and open choices:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isfinite
 from typing import ClassVar
 
 from pask.errors import PaskError
@@ -65,7 +68,7 @@ from pask.methods.contract import (
 )
 from pask.methods.full import FullKV
 from pask.methods.levels import Level
-from pask.methods.pask_plan import DecodeChain, Plan, plan
+from pask.methods.pask_plan import DecodeChain, Plan, PromptChain, plan
 from pask.policy.actions import Ladder
 from pask.policy.evidence import SIDES
 from pask.policy.floors import Thresholds
@@ -78,12 +81,14 @@ from pask.structure.tags import Next
 BELOW_FLOORS = "below_floors"  # the note of a request whose budget the floors do not fit
 FLOORS = ("task_error", "none")
 STAGES = ("both", "decode", "prompt")
+RESERVES = ("counted_down", "by_state")
+PROMPT_PATHS = ("harm_first", "distortion")
 _CRITICAL = frozenset({Next.CRITICAL, Next.NEAR})
 
 
 @dataclass(frozen=True)
 class PASK(Method):
-    """Besides the knob, `recent`, `sinks` and `stages`, the fields say how the policy is made.
+    """Besides the knob, what stays at HIGH and the rules, the fields say how the policy is made.
 
     `recent` decoded tokens beside the newest and the first `sinks` prompt tokens stay at HIGH.
     `actions`: the ladder of levels. `floors` "none" leaves out Equation 6 and `ranking`
@@ -92,9 +97,10 @@ class PASK(Method):
     low and high, in per cent of rows. `alpha_decode`, `alpha_prefill`: the tolerated increases in
     the failure rate on development rows. `beta`: the quantile of the reserve. `candidates`: how
     many of each nested family are tried on development rows. `stages`: "decode" leaves the prompt
-    whole, "prompt" the answer. `policy_file`: follow this policy, made before, instead of making
-    one; of the fields only the knob, `recent`, `sinks`, `actions` and `stages` count then.
-    `policy`: what was read from a file.
+    whole, "prompt" the answer. `reserve` "by_state" and `prompt_path` "distortion": the paper's
+    rules for one request, to the letter, where the other values deviate (above). `policy_file`:
+    follow this policy, made before, instead of making one; of the fields that say how, only
+    `actions` counts then. `policy`: what was read from a file.
     """
 
     budget: float = 0.33
@@ -109,6 +115,8 @@ class PASK(Method):
     beta: float = 0.9
     candidates: int = 12
     stages: str = "both"
+    reserve: str = "counted_down"
+    prompt_path: str = "harm_first"
     policy_file: str = ""
     policy: Policy | None = None
 
@@ -125,7 +133,13 @@ class PASK(Method):
         for what in ("recent", "sinks"):
             if getattr(self, what) < 0:
                 raise ValueError(f"pask: {what} {getattr(self, what)} is below 0")
-        for what, known in (("ranking", RANKINGS), ("floors", FLOORS), ("stages", STAGES)):
+        for what, known in (
+            ("ranking", RANKINGS),
+            ("floors", FLOORS),
+            ("stages", STAGES),
+            ("reserve", RESERVES),
+            ("prompt_path", PROMPT_PATHS),
+        ):
             if getattr(self, what) not in known:
                 names = ", ".join(known)
                 raise ValueError(f"pask: {what} {getattr(self, what)!r} is none of {names}")
@@ -165,7 +179,7 @@ class PASK(Method):
             found = tuple(Thresholds(low / 100, high / 100) for low, high in pairs)
         except ValueError as error:
             raise ValueError(f"pask: tau {self.tau!r} is not like 0.5/1,1/2 ({error})") from error
-        if not all(math.isfinite(pair.high) and pair.high <= 1 for pair in found):
+        if not all(isfinite(pair.high) and pair.high <= 1 for pair in found):
             raise ValueError(f"pask: tau {self.tau!r} is above 100 per cent")
         return found
 
@@ -182,11 +196,11 @@ class PASK(Method):
             info,
             self.setting,
             self._decode_chain,
-            None if self.stages == "decode" else policy.prompt,
+            self._prompt_chain,
             policy.decode.evidence,
             recent=self.recent,
             sinks=self.sinks,
-            margin=policy.margin,
+            margin=policy.margin if self.reserve == "counted_down" else 1.0,
         )
         return _Request(self, policy, info, found)
 
@@ -207,6 +221,15 @@ class PASK(Method):
         if self.stages == "prompt":
             return DecodeChain.left_alone(self.policy.decode.evidence)
         return DecodeChain.of(self.policy.decode)
+
+    @cached_property
+    def _prompt_chain(self) -> PromptChain | None:
+        assert self.policy is not None
+        if self.stages == "decode" or self.policy.prompt is None:
+            return None
+        if self.prompt_path == "distortion":
+            return PromptChain.from_floors(self.policy.prompt)
+        return PromptChain.of(self.policy.prompt)
 
     @cached_property
     def _lookups(self) -> dict[int, TokenLookup]:
@@ -232,7 +255,9 @@ class _Request(RequestState):
         self.notes = tuple(note for note, holds in noted.items() if holds)
         self._coarsening = policy.coarsening
         self._remaining = found.remaining
-        self._floors_ahead, self._selected_ahead = found.floors_ahead, found.selected_ahead
+        self._floors_ahead, self._selected_ahead = inf, 0.0  # what bounds nothing
+        if method.reserve == "counted_down":
+            self._floors_ahead, self._selected_ahead = found.floors_ahead, found.selected_ahead
         sizes = policy.decode.evidence.groups
         self._group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
         self._placements = [Placement()] * len(sizes)

@@ -1,9 +1,9 @@
 """What a request's bytes buy under PASK's policy: the prompt's levels, and the answer's budget.
 
 All choices of one request lie on one chain, each with at least the levels of the one before: the
-decode side at its floors, and the prompt from nothing up to its floors, what did most harm first;
-the decode side's selected candidate; the prompt's upgrades, what did any harm first, then by
-distortion; with the prompt whole, the decode side's later candidates; at last everything at HIGH.
+decode side at its floors, and the prompt up to its floors (`PromptChain.below`); the decode side's
+selected candidate; the prompt's upgrades (`PromptChain.above`); with the prompt whole, the decode
+side's later candidates; at last everything at HIGH.
 The prompt goes up token by token, an upgrade's newest tokens first. Taken is the last choice whose
 expected bytes are within the knob's share, and of a request that has none the one that holds least.
 So the expected bytes never shrink as the knob grows.
@@ -114,6 +114,26 @@ def _shares(evidence: Evidence, table: Mapping[LayerBucket, Level]) -> torch.Ten
 
 
 @dataclass(frozen=True)
+class PromptChain:
+    """The prompt's buckets from their lowest levels `start` up to HIGH, one upgrade at a time:
+    those `below` the floors, then those `above`."""
+
+    start: Mapping[LayerBucket, Level]
+    below: tuple[Upgrade, ...]
+    above: tuple[Upgrade, ...]
+
+    @classmethod
+    def of(cls, side: SidePolicy) -> PromptChain:
+        """From nothing: up to the floors what did most harm first, then what did any, then by D."""
+        return cls(dict.fromkeys(side.floors, Level.RELEASE), side.below, side.above)
+
+    @classmethod
+    def from_floors(cls, side: SidePolicy) -> PromptChain:
+        """Nothing below the floors, and above them the side's path, as candidates are made."""
+        return cls(side.floors, (), side.path)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a request gets.
 
@@ -138,7 +158,7 @@ def plan(
     info: PromptInfo,
     setting: float,
     decode: DecodeChain,
-    prompt: SidePolicy | None,
+    prompt: PromptChain | None,
     evidence: Evidence,
     *,
     recent: int,
@@ -212,7 +232,7 @@ class _Walk:
 
     @classmethod
     def of(
-        cls, info: PromptInfo, prompt: SidePolicy | None, evidence: Evidence, sinks: int
+        cls, info: PromptInfo, prompt: PromptChain | None, evidence: Evidence, sinks: int
     ) -> _Walk:
         groups, kept = len(evidence.groups), evidence.ladder.actions[1:]
         least = torch.full((groups, info.prompt_tokens), int(Level.HIGH))
@@ -221,9 +241,9 @@ class _Walk:
         tokens = [torch.zeros(0, dtype=torch.int64)]
         if prompt is not None:
             places = _places(info, sinks)
-            for bucket in prompt.floors:
+            for bucket, level in prompt.start.items():
                 if bucket.name in places:
-                    least[bucket.group, places[bucket.name]] = int(Level.RELEASE)
+                    least[bucket.group, places[bucket.name]] = int(level)
             ups = (*prompt.below, *prompt.above)
             upgrades = [up for up in ups if up.bucket.name in places]
             to_floors = sum(len(places.get(up.bucket.name, ())) for up in prompt.below)

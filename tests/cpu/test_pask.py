@@ -20,7 +20,7 @@ from pask.methods.contract import (
     Wants,
 )
 from pask.methods.levels import Level
-from pask.methods.pask import BELOW_FLOORS, PASK
+from pask.methods.pask import BELOW_FLOORS, PASK, RESERVES
 from pask.methods.registry import make_method
 from pask.policy.floors import Thresholds
 from pask.structure.labels import Label
@@ -69,6 +69,42 @@ def test_tokens_are_looked_up_until_the_budget_is_spent() -> None:
         assert vars(state)["_remaining"] == pytest.approx(left, abs=1e-6), at
 
 
+def test_the_reserve_by_state_is_the_papers_rule() -> None:
+    """Gamma alone bounds a promotion: the first values take all of R_0, the others their floors."""
+    state = small(reserve="by_state").open(info(LABELS, 24))
+    expected = [
+        (FAR_TAG, (R, R, R), 3.75),
+        (VALUE_TAG, (H, H, H), 2.75),  # 3.75 - 0.5
+        (VALUE_TAG, (H, H, H), 1.75),
+        (VALUE_TAG, (H, H, H), 0.75),  # 1.25
+        (VALUE_TAG, (L, L, L), 0.4375),  # 0.25: the floors, which are more
+        (NEAR_TAG, (L, R, R), 0.333333),  # 0.1875: 0.1042, a second group would be 0.3125
+        (VALUE_TAG, (L, L, L), 0.020833),
+        (VALUE_TAG, (L, L, L), -0.291667),
+    ]
+    for at, (tag, levels, left) in enumerate(expected):
+        assert decided(state, [tag]) == [levels], at
+        assert vars(state)["_remaining"] == pytest.approx(left, abs=1e-6), at
+
+
+def test_a_long_answer_has_its_share_unless_by_state() -> None:
+    """All of a prompt of user's words fits, and beside it the answer as selected: 4.625, by the
+    mean, and half as much again where an answer of the quantile's length is that long."""
+    policy = dataclasses.replace(by_hand(), margin=1.5)
+    left = {
+        reserve: vars(
+            PASK(nominal=0.4, recent=1, sinks=1, policy=policy, reserve=reserve).open(
+                info(LABELS, 24)
+            )
+        )["_remaining"]
+        for reserve in RESERVES
+    }
+    assert left == {
+        "by_state": pytest.approx(4.625),
+        "counted_down": pytest.approx(4.625 * 1.5),
+    }
+
+
 def test_what_is_left_over_promotes_what_is_critical() -> None:
     """R_0 = 5.16 beside a whole prompt: 0.535 more than six values take as selected."""
     state = small(20.16 / 36).open(info(LABELS, 24))
@@ -102,6 +138,8 @@ def test_a_request_asks_for_nothing_and_declares_what_it_does() -> None:
     assert (acting.levels, acting.shifted_keys, acting.notes) == (frozenset({L}), True, ())
     assert small(0.27).open(info(LABELS, 24)).notes == (BELOW_FLOORS,)
     assert small(0.2).open(info(LABELS, 24)).notes == (UNREACHABLE, BELOW_FLOORS)
+    by_distortion = small(0.27, prompt_path="distortion").open(info(LABELS, 24))
+    assert by_distortion.notes == (UNREACHABLE,)
     at_high = small(0.6).open(info(LABELS, 0))
     assert not at_high.acts_on_tokens
     assert at_high.levels == {L}
@@ -136,6 +174,8 @@ def test_a_layer_is_placed_as_its_group() -> None:
         ({"sinks": -2}, "pask: sinks -2 is below 0"),
         ({"ranking": "none"}, "pask: ranking 'none' is none of distortion, distortion_per_byte, "),
         ({"floors": "all"}, "pask: floors 'all' is none of task_error, none"),
+        ({"reserve": "none"}, "pask: reserve 'none' is none of counted_down, by_state"),
+        ({"prompt_path": "loss"}, "pask: prompt_path 'loss' is none of harm_first, distortion"),
         ({"stages": "prefill"}, "pask: stages 'prefill' is none of both, decode, prompt"),
         ({"alpha_decode": 5.0}, "pask: alpha_decode 5.0 is outside 0..1"),
         ({"alpha_prefill": -0.1}, "pask: alpha_prefill -0.1 is outside 0..1"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def requests(model: LoadedModel) -> list[SomeRequest]:
     """Calls with tags, and prompts that end with the user's words."""
     return [
-        dataclasses.replace(
+        replace(
             request,
             tag_grammar=EbnfGrammar(CALLS, ROLES),
             prompt_labels=(Label.CHAT_SCAFFOLD,) * 2
@@ -76,6 +76,8 @@ def entries(policies: Sequence[Policy]) -> Iterator[tuple[str, PASK]]:
             for stages in ("both", "decode", "prompt"):
                 method = PASK(nominal=setting, recent=1, sinks=2, stages=stages, policy=policy)
                 yield f"{number} {stages} {setting}", method
+            by_letter = replace(method, stages="both", reserve="by_state", prompt_path="distortion")
+            yield f"{number} to the letter {setting}", by_letter
 
 
 def test_replay_is_decoding_and_the_top_is_full_kv(
@@ -85,7 +87,7 @@ def test_replay_is_decoding_and_the_top_is_full_kv(
     policies: list[Policy],
 ) -> None:
     methods = tuple(entries(policies))
-    store = new_store(model, seats=40, capacity_tokens=8192)
+    store = new_store(model, seats=50, capacity_tokens=8192)
     replayer = Replayer(model, store, LIMITS)
     changed = 0
     for request in requests:
@@ -102,7 +104,7 @@ def test_replay_is_decoding_and_the_top_is_full_kv(
         replayer.free(trace)
         for name, method in methods:
             if method.setting == 1:
-                assert decoded[name] == dataclasses.replace(whole[request.id], entry=name)
+                assert decoded[name] == replace(whole[request.id], entry=name)
     assert 10 < changed < len(methods) * len(requests)
 
 
@@ -150,7 +152,7 @@ def test_more_of_the_knob_is_never_fewer_bytes_of_a_prompt(
 def test_a_request_without_tags_is_refused_in_one_line(
     model: LoadedModel, requests: list[SomeRequest], policies: list[Policy]
 ) -> None:
-    bare = dataclasses.replace(requests[-1], tag_grammar=None)
+    bare = replace(requests[-1], tag_grammar=None)
     method = PASK(nominal=0.9, recent=1, policy=policies[0])
     with pytest.raises(HarnessFault, match=r"pask, row .*ValueError: pask: the decode side needs"):
         list(generate(model, [Task(bare, (("pask", method),), 60)], LIMITS))

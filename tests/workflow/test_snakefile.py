@@ -44,14 +44,15 @@ def jobs(output: str) -> dict[str, int]:
 
 def test_all_is_one_job_a_step_and_one_a_shard(checkout: Path) -> None:
     counts = jobs(dry_run(checkout, "all", "--cores", "all"))
-    once = ("all", "splits", "model", "tags", "trajectories", "calibrate", "score", "tables",
-            "figures")  # fmt: skip
+    once = ("all", "splits", "model", "tags", "calibrate", "score", "tables",
+            "figures", "policy", "policy_page")  # fmt: skip
     shards, entries = CONFIG.engine.shards, len(CONFIG.entries)
     assert counts == {
         **dict.fromkeys(once, 1),
+        "trajectories": 2,
         "budget": entries,
-        "evaluate": shards,
-        "total": len(once) + entries + shards,
+        **dict.fromkeys(("evidence", "scan", "evaluate"), shards),
+        "total": len(once) + 2 + entries + 3 * shards,
     }
 
 
@@ -60,7 +61,7 @@ def test_a_policy_is_made_before_what_follows_it(checkout: Path) -> None:
     run_it = ("--cores", "all", "--config", "run=configs/smollm2-135m-pask.yaml")
     counts = jobs(dry_run(checkout, "all", *run_it))
     families = {entry.family for entry in config.entries if entry.method.startswith("pask")}
-    assert len(families) == 5
+    assert len(families) == 7
     shards = config.engine.shards
     assert counts["policy"] == len(families)
     assert (counts["evidence"], counts["scan"], counts["trajectories"]) == (shards, shards, 2)
