@@ -6,7 +6,7 @@ over a reference trace r, layers l of the bucket's group c, positions u and quer
 layer attends with the reference's own queries, keys and values, among which the bucket's tokens
 alone are changed. So a change in a lower layer of the group is not felt in a higher one: the
 distortion is local. Equation 4 can be read otherwise too, with the intervention running through the
-group's layers; that reading is not built.
+group's layers: `pask.calibration.sensitivity` measures that where it replays the intervention.
 
 What is changed is what the store would change. A low token is quantised from its 16 bit, its keys
 freed of the prompt's channel statistics; a released one is left out of the softmax. A position is
@@ -110,7 +110,7 @@ def distortions(
             LayerBucket(name, group),
             level,
             tokens=len(tokens),
-            positions=_positions(side, tokens, trace.fed, recent),
+            positions=affected(side, int(tokens[0]), trace.fed, recent),
             total=float(totals[side][group, step, number]),
         )
         for side, names in members.items()
@@ -143,9 +143,9 @@ def _members(trace: Trace, side: str, coarsening: str, sinks: int) -> Mapping[st
     return {name: torch.tensor(numbers) for name, numbers in found.items()}
 
 
-def _positions(side: str, tokens: torch.Tensor, fed: int, recent: int) -> int:
+def affected(side: str, first: int, fed: int, recent: int) -> int:
     """|S(q)|: with the first of its tokens out of the window a bucket is felt to the end."""
-    return fed if side == PROMPT else max(fed - int(tokens[0]) - recent - 1, 0)
+    return fed if side == PROMPT else max(fed - first - recent - 1, 0)
 
 
 @dataclass(frozen=True)

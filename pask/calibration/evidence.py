@@ -10,7 +10,7 @@ from pask.calibration.gather import gather
 from pask.calibration.row_files import Line
 from pask.calibration.rows import read_evidence
 from pask.config import RunConfig
-from pask.policy.actions import Ladder
+from pask.methods.pask import PASK
 from pask.policy.evidence import Evidence
 from pask.structure.buckets import layer_groups
 
@@ -24,9 +24,16 @@ class Measured:
     coarsening: str
     model_digest: str
 
-    def sides(self, ladder: Ladder) -> tuple[Evidence, Evidence]:
-        """Decode and prompt side; the lines may have further levels."""
-        return gather(self.lines, ladder=ladder, groups=self.groups, coarsening=self.coarsening)
+    def sides(self, method: PASK) -> tuple[Evidence, Evidence]:
+        """Decode and prompt side, as the method reads them; the lines may have further levels."""
+        return gather(
+            self.lines,
+            ladder=method.ladder,
+            groups=self.groups,
+            coarsening=self.coarsening,
+            distortion=method.distortion,
+            positions=method.positions,
+        )
 
 
 def measured_evidence(config: RunConfig, model_digest: str, layers: int) -> Measured:

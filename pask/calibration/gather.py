@@ -17,24 +17,37 @@ from pask.structure.labels import Label
 _COUNTED = dict(zip(SIDES, ("names", "labels"), strict=True))
 """By side, the field of a line that says which names occur."""
 
+_TOTALS = {"local": ("distortions", "total"), "propagated": ("outcomes", "propagated")}
+"""By reading of Equation 4, the field of a line with its totals, and their name there."""
+
 
 def gather(
-    lines: Iterable[Mapping[str, Any]], *, ladder: Ladder, groups: Sequence[int], coarsening: str
+    lines: Iterable[Mapping[str, Any]],
+    *,
+    ladder: Ladder,
+    groups: Sequence[int],
+    coarsening: str,
+    distortion: str = "local",
+    positions: str = "affected",
 ) -> tuple[Evidence, Evidence]:
     """The evidence of the decode side and of the prompt side, from `pask.calibration.rows`' lines.
 
     D(q, a) is the sum of the rows' totals over the sum of their positions, 0 where no position ever
-    felt the bucket. V(q, a) compares rows one by one with their reference; a row without the bucket
-    counts too, with the reference's outcome. `groups`: layers in each group. Buckets come by name
-    in the order of `all_buckets` or `Label`, group by group.
+    felt the bucket. `distortion` "local" takes `pask.calibration.distortion`'s totals, "propagated"
+    those of the replays. `positions`, S(q): "affected" are those that read a changed token, "all"
+    those of all rows, which makes D what a bucket costs an average position. V(q, a) compares rows
+    one by one with their reference; a row without the bucket counts too, with the reference's
+    outcome. `groups`: layers in each group. Buckets come by name in the order of `all_buckets` or
+    `Label`, group by group.
 
     HarnessFault for no lines, and for a row that lacks an outcome which this ladder, these groups
     and this coarsening ask for.
     """
     sums = {side: _Sums() for side in SIDES}
-    rows = 0
+    rows = everywhere = 0
     for line in lines:
         rows += 1
+        everywhere += line["fed" if distortion == "local" else "replayed"]
         for side in SIDES:
             sums[side].count(line[_COUNTED[side]])
         for record in line["outcomes"]:
@@ -43,8 +56,12 @@ def gather(
             sums[record["side"]].outcomes[_key(record)].update(
                 touched=1, lost=int(lost), gained=int(gained)
             )
-        for record in line["distortions"]:
-            sums[record["side"]].distorted(_key(record), record["total"], record["positions"])
+        records, total = _TOTALS[distortion]
+        for record in line[records]:
+            sums[record["side"]].distorted(_key(record), record[total], record["positions"])
+    if positions == "all":
+        for one in sums.values():
+            one.positions = defaultdict(lambda: everywhere)
     if not rows:
         raise HarnessFault("no calibration row was measured", where="evidence")
     orders = dict(zip(SIDES, (all_buckets(coarsening), [label.value for label in Label]),

@@ -15,6 +15,7 @@ from pask.calibration.sensitivity import (
     Reference,
     outcomes,
     read_reference,
+    replayed_part,
 )
 from pask.engine.generation import Limits, Task
 from pask.engine.kv_store import KVStore
@@ -49,7 +50,8 @@ class RowMeasurer:
     ) -> dict[str, Any]:
         """What a task's row tells, as JSON; `tokens` are a Full-KV answer to it.
 
-        prompt_tokens and fed: counts; reference_correct: the verdict on the answer; names and
+        prompt_tokens and fed: counts, replayed: of the fed ones those that interventions were
+        replayed on; reference_correct: the verdict on the answer; names and
         labels: see `Reference`; outcomes: `Outcome`'s records; distortions:
         `pask.calibration.distortion.Distorted`'s. `hopeless` and errors as of `read_reference` and
         `outcomes`.
@@ -75,6 +77,7 @@ class RowMeasurer:
         line = {
             "prompt_tokens": len(task.request.prompt_ids),
             "fed": reference.trace.fed,
+            "replayed": replayed_part(reference, hopeless).fed,
             "reference_correct": reference.correct,
             "names": list(reference.names),
             "labels": dict(reference.labels),

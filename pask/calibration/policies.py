@@ -16,7 +16,7 @@ from pask.provenance import source_digest, versions
 # What of the method decides its policy; the budget does not.
 _PARAMETERS = (
     "recent", "sinks", "actions", "ranking", "floors", "tau", "alpha_decode", "alpha_prefill",
-    "beta", "candidates", "stages",
+    "beta", "candidates", "stages", "distortion", "positions",
 )  # fmt: skip
 
 

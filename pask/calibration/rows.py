@@ -33,6 +33,7 @@ FIELDS: dict[str, type] = {
     "cluster": str,  # rows of one tool set
     "prompt_tokens": int,
     "fed": int,  # tokens of the answer whose keys and values were stored
+    "replayed": int,  # of these, what interventions were replayed on
     "reference_correct": bool,
     "names": list,  # the bucket name of each fed token
     "labels": dict,  # prompt tokens by label, of those that an intervention may touch

@@ -55,7 +55,7 @@ def candidates_of(config: RunConfig, measured: Measured) -> dict[str, Candidate]
     tables: dict[str, tuple[str, Table]] = {}
     for entry in families_to_make(config).values():
         method = method_without_policy(entry)
-        for evidence in measured.sides(method.ladder):
+        for evidence in measured.sides(method):
             if evidence.side in method.sides:
                 tables |= distinct(nested_families(method, evidence))
     wanted = interventions_of(config)

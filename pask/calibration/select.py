@@ -60,7 +60,7 @@ def make_policy(
     method = method_without_policy(entry)
     sides = {}
     for evidence, alpha in zip(
-        measured.sides(method.ladder), (method.alpha_decode, method.alpha_prefill), strict=True
+        measured.sides(method), (method.alpha_decode, method.alpha_prefill), strict=True
     ):
         if evidence.side in method.sides:
             sides[evidence.side] = select(method, evidence, alpha, lines)

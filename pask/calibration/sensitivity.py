@@ -5,6 +5,9 @@ starts from the row's answer under Full KV and replays every intervention on it
 (`pask.engine.replay`), which gives what complete generation would give; the official checker's
 verdict on it is asked where the answer changed. Sums over rows are `pask.calibration.gather`'s.
 
+The replay also shows D(q, a) of Equation 4 as it is felt through the group's layers, each of which
+gets what the lower ones made of the intervention (`Outcome.propagated`).
+
 Only the verdict counts, so nothing is computed that comes after it (`pask.bfcl.early_verdict`): an
 answer that cannot be right any more is not written on, and where that is so of the reference's own
 beginning, no more than that beginning is replayed.
@@ -16,8 +19,10 @@ import codecs
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any
 
+from pask.calibration.distortion import affected
 from pask.calibration.intervention import SINKS, OneBucket, OneLabel, changeable
 from pask.engine.generation import Generation, Task
 from pask.engine.replay import GiveUp, Replayed, Replayer
@@ -83,7 +88,10 @@ class Outcome:
     `changed`: another answer came out; `correct` is the verdict on it, the reference's where it did
     not. `given_up`: it was not followed to its end, since it could not be right any more; if it is
     not changed, it was the reference's until then. `fed`: tokens of the answer, so far, that have
-    keys and values. `token_layers` were forwarded for it.
+    keys and values. `token_layers` were forwarded for it. `propagated`: the squared change of
+    attention's output by the intervention, of the worst query head, summed over the group's layers
+    and the reference's positions as far as they were replayed, of which `positions` read a changed
+    token.
     """
 
     side: str
@@ -95,6 +103,8 @@ class Outcome:
     given_up: bool
     fed: int
     token_layers: int
+    propagated: float
+    positions: int
 
     def record(self) -> dict[str, Any]:
         """As JSON; the level by its short name."""
@@ -109,6 +119,8 @@ class Outcome:
             "given_up": self.given_up,
             "fed": self.fed,
             "token_layers": self.token_layers,
+            "propagated": self.propagated,
+            "positions": self.positions,
         }
 
 
@@ -164,9 +176,8 @@ def outcomes(
     with a text; then an answer that does is wrong, without being written on or judged.
     Errors as `Replayer.replay` and `judge` raise them.
     """
-    trace = reference.trace
-    if hopeless is not None and not reference.correct:
-        trace = _undecided(trace, hopeless)
+    trace = replayed_part(reference, hopeless)
+    of_group = layer_groups(layers, buckets.layer_groups)
     planned = list(_planned(reference, trace.fed, layers, buckets, interventions))
     waiting = [(str(n), one.method) for n, one in enumerate(planned) if one.method is not None]
     replayed: dict[int, Replayed] = {}
@@ -186,10 +197,12 @@ def outcomes(
             if read not in verdicts:
                 verdicts[read] = judge(answer)
             correct = verdicts[read]
-        fed, cost = reference.trace.fed, 0
+        fed, cost, propagated = reference.trace.fed, 0, 0.0
         if outcome is not None:
             written = outcome.generation
             fed, cost = written.new_tokens - (written.finish == "length"), outcome.token_layers
+            propagated = fsum(outcome.changes[layer] for layer in of_group[plan.bucket.group])
+        first = reference.names.index(plan.bucket.name) if plan.side == DECODE else 0
         found.append(
             Outcome(
                 side=plan.side,
@@ -201,13 +214,19 @@ def outcomes(
                 given_up=given_up,
                 fed=fed,
                 token_layers=cost,
+                propagated=propagated,
+                positions=affected(plan.side, first, trace.fed, interventions.recent),
             )
         )
     return tuple(found)
 
 
-def _undecided(trace: Trace, hopeless: GiveUp) -> Trace:
-    """The trace up to the token with which its answer becomes hopeless, or all of it."""
+def replayed_part(reference: Reference, hopeless: GiveUp | None) -> Trace:
+    """What interventions are replayed on: the reference's trace up to the token with which its
+    answer becomes hopeless, or all of it."""
+    trace = reference.trace
+    if hopeless is None or reference.correct:
+        return trace
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = ""
     for tokens, decoded in enumerate(trace.decoded, start=1):
@@ -228,6 +247,7 @@ def _beginning(trace: Trace, tokens: int) -> Trace:
         inputs=tuple(rows[:fed] for rows in trace.inputs),
         keys=tuple(rows[:fed] for rows in trace.keys),
         values=tuple(rows[:fed] for rows in trace.values),
+        outputs=tuple(rows[:fed] for rows in trace.outputs),
         masks=trace.masks[:tokens],
         chosen=trace.chosen[:tokens],
     )

@@ -50,7 +50,9 @@ class Replayed:
     """What `generate` would have given for a trace's request under a method, and what it took.
 
     `first_difference` is the choice at which the answer leaves the trace's, None where it is the
-    same; `token_layers` were forwarded, the trace's own not among them. `given_up`: the generation
+    same; `token_layers` were forwarded, the trace's own not among them. `changes` by layer: the
+    squared change of attention's output by what the method does in this layer and below, of the
+    worst query head, summed over the rows of the trace's own answer. `given_up`: the generation
     breaks off where `give_up` said so. It counts as cut off by the limit, and its bytes are those
     of what was fed until then.
     """
@@ -58,6 +60,7 @@ class Replayed:
     generation: Generation
     first_difference: int | None
     token_layers: int
+    changes: tuple[float, ...]
     given_up: bool = False
 
 
@@ -243,11 +246,19 @@ class Replayer:
             for job in jobs
             for row in range(job.first_row, job.trace.fed)
         ]
+        counts = [job.trace.fed - job.first_row for job in jobs]
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            outputs = step.attend(layer, q, k, v)
+            for job, own in zip(jobs, torch.split(outputs, counts), strict=True):
+                job.compare(layer, own)
+            return outputs
+
         transformer = self._model.transformer
-        x = transformer.forward(x, positions, step.attend, first_layer=first_layer)
+        x = transformer.forward(x, positions, attend, first_layer=first_layer)
         _finish(step, jobs)
-        for job in jobs:
-            job.token_layers += (job.trace.fed - job.first_row) * (self._layers - first_layer)
+        for job, count in zip(jobs, counts, strict=True):
+            job.token_layers += count * (self._layers - first_layer)
         return x
 
     def _open(self, job: Job, chosen: Sequence[int]) -> _Open:
@@ -275,7 +286,8 @@ class Replayer:
         self._store.free(ended.job.seat)
         more = (ended.answer.fed - ended.replayed) * self._layers
         cost = ended.job.token_layers + more
-        return Replayed(generation, ended.first_difference, cost, ended.given_up)
+        changes = tuple(ended.job.changes.get(layer, 0.0) for layer in range(self._layers))
+        return Replayed(generation, ended.first_difference, cost, changes, ended.given_up)
 
 
 class _Waiting:

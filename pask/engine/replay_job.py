@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from pask.engine.ask import levels_of, placement
 from pask.engine.generation import Limits, Task
@@ -28,6 +29,7 @@ class Job:
 
     `levels`: int8 [fed, layers], None for all at HIGH. Computed anew are the layers from
     `first_layer` on, in the rows from `first_row` on. `resident`: bytes after each row fed so far.
+    `changes`: see `pask.engine.replay.Replayed`, of the layers computed so far.
     """
 
     trace: Trace
@@ -38,6 +40,7 @@ class Job:
     first_row: int
     prompt_bytes: int
     resident: list[int] = field(default_factory=list)
+    changes: dict[int, float] = field(default_factory=dict)
     token_layers: int = 0
 
     @property
@@ -48,6 +51,11 @@ class Job:
     @property
     def changed(self) -> slice:
         return slice(self.first_row, self.trace.fed)
+
+    def compare(self, layer: int, outputs: torch.Tensor) -> None:
+        """Note what a layer's attention gave for the changed rows, [rows, q_heads, head_dim]."""
+        change = (outputs - self.trace.outputs[layer][self.changed]).square().sum(-1)
+        self.changes[layer] = float(change.amax(-1).double().sum())
 
     def run(self, rows: slice) -> Run:
         levels = None if self.levels is None else self.levels[rows]

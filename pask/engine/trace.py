@@ -27,12 +27,12 @@ class Trace:
     """One pass of the model over a request and its answer, every token at HIGH.
 
     `tokens`: the answer without the stop token; `ended`: whether a stop token followed it.
-    `prompt`: a seat that holds the whole prompt. Per layer, for the `fed` tokens whose KV an
-    answer like this leaves behind: `inputs` [fed, hidden], `keys` and `values` [fed, kv_heads,
-    head_dim], fp32. Choice i is that of token i (the last one is the stop token's); `masks[i]` is
-    its bitmask, None where the grammar leaves one token; `chosen[i]` is what the model chooses
-    there, the forced token where there is one. It may differ from a token that another engine
-    wrote.
+    `prompt`: a seat that holds the whole prompt. Per layer, for the `fed` tokens whose KV an answer
+    like this leaves behind: `inputs` [fed, hidden], `keys` and `values` [fed, kv_heads, head_dim],
+    `outputs` of attention [fed, q_heads, head_dim], fp32. Choice i is that of token i (the last one
+    is the stop token's); `masks[i]` is its bitmask, None where the grammar leaves one token;
+    `chosen[i]` is what the model chooses there, the forced token where there is one. It may differ
+    from a token that another engine wrote.
     """
 
     request: Request
@@ -45,6 +45,7 @@ class Trace:
     inputs: tuple[torch.Tensor, ...]
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
     masks: tuple[torch.Tensor | None, ...]
     chosen: tuple[int, ...]
     token_layers: int  # forwarded for this trace, its prompt included
@@ -108,6 +109,7 @@ def _read(
     saved: list[torch.Tensor] = []
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     logits = first[None]
     if fed:
         fork = store.fork(seat)
@@ -116,7 +118,8 @@ def _read(
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys.append(k.contiguous())
             values.append(v.contiguous())
-            return step.attend(layer, q, k, v)
+            outputs.append(step.attend(layer, q, k, v))
+            return outputs[-1]
 
         start = prepared.info.prompt_tokens
         x = model.transformer.forward(
@@ -149,6 +152,7 @@ def _read(
         inputs=tuple(saved),
         keys=tuple(keys),
         values=tuple(values),
+        outputs=tuple(outputs),
         masks=tuple(masks),
         chosen=tuple(chosen),
         token_layers=(prepared.info.prompt_tokens + len(fed)) * prepared.info.layers,

@@ -25,6 +25,8 @@ Deviations and open choices:
 - an upgrade of the prompt that S does not cover whole goes to the newest tokens of the label. A
   label that calibration did not see stays at HIGH, and so do the first `sinks` prompt tokens and
   the last;
+- of equal ratios the cheaper upgrade comes first, then the earlier group: it has the chance to fit
+  where the other does not. Measured distortions are equal where both are 0 and the order is free;
 - `recent` decoded tokens beside the newest wait at HIGH, in a ring that takes whole pages of 16-bit
   slots in each layer where a token may end lower. Where the expected answer is too short for its
   candidate to save that much, the answer stays at HIGH and nothing is looked up;
@@ -80,6 +82,8 @@ from pask.structure.tags import Next
 
 BELOW_FLOORS = "below_floors"  # the note of a request whose budget the floors do not fit
 FLOORS = ("task_error", "none")
+DISTORTIONS = ("local", "propagated")
+POSITIONS = ("affected", "all")
 STAGES = ("both", "decode", "prompt")
 RESERVES = ("counted_down", "by_state")
 PROMPT_PATHS = ("harm_first", "distortion")
@@ -96,11 +100,14 @@ class PASK(Method):
     counts a bucket's tokens (`pask.policy.path`). `tau`: the pairs of thresholds that are scanned,
     low and high, in per cent of rows. `alpha_decode`, `alpha_prefill`: the tolerated increases in
     the failure rate on development rows. `beta`: the quantile of the reserve. `candidates`: how
-    many of each nested family are tried on development rows. `stages`: "decode" leaves the prompt
-    whole, "prompt" the answer. `reserve` "by_state" and `prompt_path` "distortion": the paper's
-    rules for one request, to the letter, where the other values deviate (above). `policy_file`:
-    follow this policy, made before, instead of making one; of the fields that say how, only
-    `actions` counts then. `policy`: what was read from a file.
+    many of each nested family are tried on development rows. `distortion` "propagated": a layer of
+    Equation 4 gets what the group's lower layers made of the intervention; "local", each layer by
+    itself, is the default, as it measures what is stored and not what answers it. `positions`
+    "all": S(q) are all positions and not those that read a token of the bucket alone. `stages`:
+    "decode" leaves the prompt whole, "prompt" the answer. `reserve` "by_state" and `prompt_path`
+    "distortion": the paper's rules for one request, to the letter, where the other values deviate
+    (above). `policy_file`: follow this policy, made before, instead of making one; of the fields
+    that say how, only `actions` counts then. `policy`: what was read from a file.
     """
 
     budget: float = 0.33
@@ -114,6 +121,8 @@ class PASK(Method):
     alpha_prefill: float = 0.02
     beta: float = 0.9
     candidates: int = 12
+    distortion: str = "local"
+    positions: str = "affected"
     stages: str = "both"
     reserve: str = "counted_down"
     prompt_path: str = "harm_first"
@@ -136,6 +145,8 @@ class PASK(Method):
         for what, known in (
             ("ranking", RANKINGS),
             ("floors", FLOORS),
+            ("distortion", DISTORTIONS),
+            ("positions", POSITIONS),
             ("stages", STAGES),
             ("reserve", RESERVES),
             ("prompt_path", PROMPT_PATHS),

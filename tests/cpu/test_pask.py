@@ -176,6 +176,8 @@ def test_a_layer_is_placed_as_its_group() -> None:
         ({"floors": "all"}, "pask: floors 'all' is none of task_error, none"),
         ({"reserve": "none"}, "pask: reserve 'none' is none of counted_down, by_state"),
         ({"prompt_path": "loss"}, "pask: prompt_path 'loss' is none of harm_first, distortion"),
+        ({"distortion": "all"}, "pask: distortion 'all' is none of local, propagated"),
+        ({"positions": "few"}, "pask: positions 'few' is none of affected, all"),
         ({"stages": "prefill"}, "pask: stages 'prefill' is none of both, decode, prompt"),
         ({"alpha_decode": 5.0}, "pask: alpha_decode 5.0 is outside 0..1"),
         ({"alpha_prefill": -0.1}, "pask: alpha_prefill -0.1 is outside 0..1"),

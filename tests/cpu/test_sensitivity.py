@@ -10,6 +10,7 @@ import pytest
 
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
+from pask.calibration.distortion import distortions
 from pask.calibration.intervention import OneBucket, OneLabel
 from pask.calibration.sensitivity import (
     Buckets,
@@ -22,15 +23,18 @@ from pask.calibration.sensitivity import (
 )
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Generation, Limits, Task
+from pask.engine.kv_plan import Run
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.engine.replay import GiveUp, Replayer
+from pask.engine.replay_job import lay, prepared_for
 from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
 from pask.methods.levels import Level
 from pask.policy.actions import Ladder
 from pask.structure.buckets import LayerBucket, bucket_name
+from tests.cpu.test_distortion import watched
 from tests.cpu.tiny import tiny_folder
 from tests.cpu.toys import SomeRequest
 
@@ -117,6 +121,82 @@ def measured(
         replayer.free(reference.trace)
         store.check()
     return found
+
+
+@pytest.fixture
+def reference(
+    model: LoadedModel, requests: list[Request], answers: dict[str, Generation], store: KVStore
+) -> Iterator[Reference]:
+    replayer = Replayer(model, store, LIMITS)
+    found = read(replayer, requests[0], answers[requests[0].id].token_ids)
+    yield found
+    replayer.free(found.trace)
+
+
+def test_what_is_felt_through_the_layers_is_what_decoding_shows(
+    model: LoadedModel, store: KVStore, reference: Reference
+) -> None:
+    """The reference's tokens, fed one by one with the intervention and without."""
+    trace, group = reference.trace, slice(1, LAYERS)
+    ones = [Run(store.fork(trace.prompt), None, 1)] * trace.fed
+    whole = watched(model, store, ones[0].seat, trace, ones)
+    store.free(ones[0].seat)
+    upper = [
+        one
+        for one in tried(Replayer(model, store, LIMITS), reference)
+        if one.bucket.group == 1 and one.level in (Level.RELEASE, Level.LOW4)
+    ]
+    for one in (*upper[:4], *upper[-4:]):  # of each side
+        named = ("one", method_of(one))
+        prepared, placements = prepared_for(model, store, trace, named, LIMITS)
+        job = lay(prepared, placements, store, trace, named, LIMITS)
+        levels = job.levels
+        fed = watched(
+            *(model, store, job.seat, trace),
+            [
+                Run(job.seat, None if levels is None else levels[n : n + 1], 1)
+                for n in range(trace.fed)
+            ],
+        )
+        store.free(job.seat)
+        total = sum(
+            float((own[3] - other[3]).double().square().sum(-1).amax(-1).sum())
+            for own, other in list(zip(fed, whole, strict=True))[group]
+        )
+        assert one.propagated == pytest.approx(total, rel=1e-4, abs=1e-12)
+        assert (one.propagated > 1e-12) == (one.positions > 0)
+
+
+def test_in_a_group_of_one_layer_it_is_the_local_distortion(
+    model: LoadedModel, store: KVStore, reference: Reference
+) -> None:
+    groups = Buckets(LAYERS, COARSENING)
+    trace = reference.trace
+    found = outcomes(
+        Replayer(model, store, LIMITS),
+        reference,
+        judge,
+        layers=LAYERS,
+        buckets=groups,
+        interventions=TRIED,
+    )
+    local = {
+        (one.side, one.bucket, one.level): one
+        for one in distortions(
+            *(model, store, trace),
+            groups=LAYERS,
+            coarsening=COARSENING,
+            recent=TRIED.recent,
+            ladder=TRIED.levels,
+            sinks=TRIED.sinks,
+        )
+    }
+    assert len(found) == len(local)
+    for one in found:
+        other = local[one.side, one.bucket, one.level]
+        assert one.propagated == pytest.approx(other.total, rel=2e-3, abs=1e-10)
+        assert one.positions == other.positions
+    assert sum(one.propagated > 0 for one in found) > len(found) / 2
 
 
 def method_of(one: Outcome) -> Method:
@@ -293,7 +373,13 @@ def test_giving_up_changes_no_verdict(
                 if other.given_up:
                     assert one.fed >= other.fed
                 elif other.token_layers:  # none: what it changes comes too late to count
-                    assert replace(one, token_layers=other.token_layers) == other
+                    felt = {"propagated": other.propagated, "positions": other.positions}
+                    assert replace(one, token_layers=other.token_layers, **felt) == other
+                # Of a wrong reference no more than its beginning is compared.
+                assert one.propagated >= other.propagated
+                assert one.positions >= other.positions
+                if reference.correct:
+                    assert (one.propagated, one.positions) == (other.propagated, other.positions)
                 kind = "changed" if other.changed else "same"
                 seen[f"{kind}, given up"] += other.given_up
                 seen["gained"] += one.correct and not reference.correct
@@ -356,6 +442,8 @@ def test_records_are_written_by_short_names(measured: list[Measured]) -> None:
         "given_up": one.given_up,
         "fed": one.fed,
         "token_layers": one.token_layers,
+        "propagated": one.propagated,
+        "positions": one.positions,
     }
 
 

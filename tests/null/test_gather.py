@@ -18,9 +18,12 @@ LADDER = Ladder.parse("R,L4,H")
 R, L, H = Level.RELEASE, Level.LOW4, Level.HIGH
 
 
-def outcome(side: str, bucket: str, level: str, correct: bool) -> dict[str, Any]:
+def outcome(
+    side: str, bucket: str, level: str, correct: bool, positions: int = 2, propagated: float = 0.5
+) -> dict[str, Any]:
     about = {"side": side, "bucket": bucket, "group": 0, "level": level, "correct": correct}
-    return about | {"tokens": 1, "changed": True, "token_layers": 9}
+    felt = {"positions": positions, "propagated": propagated}
+    return about | felt | {"tokens": 1, "changed": True, "token_layers": 9}
 
 
 def distortion(side: str, bucket: str, level: str, positions: int, total: float) -> dict[str, Any]:
@@ -37,6 +40,8 @@ def line(
 ) -> dict[str, Any]:
     return {
         "reference_correct": correct,
+        "fed": len(names),
+        "replayed": len(names),
         "names": names,
         "labels": labels,
         "outcomes": outcomes,
@@ -127,6 +132,64 @@ def test_both_sides_by_hand() -> None:
     assert kind.distortion == {R: 0.25, L: 0.125, H: 0.0}
     assert kind.failures[R] == Failures(4, 0, 0, 1)
     assert [enum.failures[R].v, layout.failures[R].v, user.failures[L].v] == [0.25, 0.0, 0.0]
+
+
+def test_readings_of_equation_4_by_hand() -> None:
+    first = line(
+        True,
+        ["layout", "enum", "layout"],
+        {},
+        [
+            outcome("decode", "layout", "R", True, 2, 3.0),
+            outcome("decode", "layout", "L4", True, 2, 1.0),
+            outcome("decode", "enum", "R", True, 1, 4.0),
+            outcome("decode", "enum", "L4", True, 1, 0.0),
+        ],
+        [
+            distortion("decode", "layout", "R", 2, 2.0),
+            distortion("decode", "layout", "L4", 2, 0.5),
+            distortion("decode", "enum", "R", 1, 3.0),
+            distortion("decode", "enum", "L4", 1, 0.0),
+        ],
+    )
+    # A wrong answer of five tokens, of which two were replayed.
+    second = line(
+        False,
+        ["layout"] * 5,
+        {},
+        [
+            outcome("decode", "layout", "R", False, 1, 6.0),
+            outcome("decode", "layout", "L4", False, 1, 0.5),
+        ],
+        [
+            distortion("decode", "layout", "R", 4, 10.0),
+            distortion("decode", "layout", "L4", 4, 1.0),
+        ],
+    ) | {"replayed": 2}
+    expected = {
+        # enum at R, layout at R and L4, positions of each
+        ("local", "affected"): (3 / 1, 12 / 6, 1.5 / 6, 1, 6),
+        ("local", "all"): (3 / 8, 12 / 8, 1.5 / 8, 8, 8),
+        ("propagated", "affected"): (4 / 1, 9 / 3, 1.5 / 3, 1, 3),
+        ("propagated", "all"): (4 / 5, 9 / 5, 1.5 / 5, 5, 5),
+    }
+    for (reading, positions), numbers in expected.items():
+        decode, _ = gather(
+            [first, second],
+            ladder=LADDER,
+            groups=(4,),
+            coarsening="role",
+            distortion=reading,
+            positions=positions,
+        )
+        enum, layout = decode.buckets
+        assert (
+            enum.distortion[R],
+            layout.distortion[R],
+            layout.distortion[L],
+            enum.positions,
+            layout.positions,
+        ) == numbers
 
 
 def test_the_order_of_rows_does_not_matter() -> None:

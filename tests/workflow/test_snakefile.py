@@ -61,7 +61,7 @@ def test_a_policy_is_made_before_what_follows_it(checkout: Path) -> None:
     run_it = ("--cores", "all", "--config", "run=configs/smollm2-135m-pask.yaml")
     counts = jobs(dry_run(checkout, "all", *run_it))
     families = {entry.family for entry in config.entries if entry.method.startswith("pask")}
-    assert len(families) == 7
+    assert len(families) == 8
     shards = config.engine.shards
     assert counts["policy"] == len(families)
     assert (counts["evidence"], counts["scan"], counts["trajectories"]) == (shards, shards, 2)
