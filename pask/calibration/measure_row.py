@@ -20,7 +20,8 @@ from pask.calibration.sensitivity import (
 from pask.engine.generation import Limits, Task
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
-from pask.engine.replay import GiveUp, Replayer
+from pask.engine.replay import Replayer
+from pask.engine.replay_open import GiveUp
 from pask.policy.actions import short
 
 

@@ -25,7 +25,8 @@ from typing import Any
 from pask.calibration.distortion import affected
 from pask.calibration.intervention import SINKS, OneBucket, OneLabel, changeable
 from pask.engine.generation import Generation, Task
-from pask.engine.replay import GiveUp, Replayed, Replayer
+from pask.engine.replay import Replayed, Replayer
+from pask.engine.replay_open import GiveUp
 from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV

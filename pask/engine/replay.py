@@ -16,10 +16,9 @@ when on it cannot be.
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -33,6 +32,7 @@ from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
 from pask.engine.prefill import Prepared
 from pask.engine.replay_job import Job, Named, first_difference, lay, prepared_for, slots_for
+from pask.engine.replay_open import GiveUp, Open, Waiting
 from pask.engine.trace import Trace, record_trace
 from pask.errors import PaskError
 from pask.methods.contract import Placement
@@ -40,9 +40,6 @@ from pask.methods.levels import Level
 
 LOGIT_ROWS = 256
 """Rows whose logits exist at once: a whole vocabulary each."""
-
-GiveUp = Callable[[str], bool]
-"""Whether an answer that begins with this text (whole characters) need not be written on."""
 
 
 @dataclass(frozen=True)
@@ -62,38 +59,6 @@ class Replayed:
     token_layers: int
     changes: tuple[float, ...]
     given_up: bool = False
-
-
-def _decoder() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-
-@dataclass
-class _Open:
-    """A replay whose answer is being written on, or is whole, or is given up."""
-
-    answer: Answer
-    job: Job
-    first_difference: int | None
-    replayed: int  # tokens fed by the pass
-    given_up: bool = False
-    text: str = ""  # of the first `seen` tokens, without a character that is not whole
-    seen: int = 0
-    decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
-
-    @property
-    def ended(self) -> bool:
-        return self.given_up or self.answer.done
-
-    def ask(self, give_up: GiveUp, vocabulary: Sequence[bytes]) -> None:
-        """Give the answer up if it may be; one that has ended is not asked about."""
-        tokens = self.answer.tokens
-        if self.answer.finish or self.seen == len(tokens):
-            return
-        self.text += self.decoder.decode(b"".join(vocabulary[t] for t in tokens[self.seen :]))
-        self.seen = len(tokens)
-        if give_up(self.text):
-            self.given_up, self.answer.finish = True, "length"
 
 
 class Replayer:
@@ -144,8 +109,8 @@ class Replayer:
         if trace.limit != self._limits.max_new_tokens:
             raise ValueError(f"the trace was made for at most {trace.limit} new tokens")
         batch = Batch(self._model.transformer, self._store)
-        waiting = _Waiting(methods)
-        running: list[_Open] = []
+        waiting = Waiting(methods)
+        running: list[Open] = []
         seats: list[Seat] = []  # of all that is under way
         try:
             while True:
@@ -169,7 +134,7 @@ class Replayer:
                 with suppress(ValueError):  # of a step that broke off
                     self._store.free(seat)
 
-    def _jobs(self, trace: Trace, waiting: _Waiting, most: int, seats: list[Seat]) -> list[Job]:
+    def _jobs(self, trace: Trace, waiting: Waiting, most: int, seats: list[Seat]) -> list[Job]:
         """The next `most` methods as jobs, or as many as the store has room for."""
         jobs: list[Job] = []
         while len(jobs) < most and (named := waiting.first()) is not None:
@@ -196,7 +161,7 @@ class Replayer:
     def _prepared(self, trace: Trace, named: Named) -> tuple[Prepared, list[Placement]]:
         return prepared_for(self._model, self._store, trace, named, self._limits)
 
-    def _judge(self, jobs: Sequence[Job]) -> list[_Open]:
+    def _judge(self, jobs: Sequence[Job]) -> list[Open]:
         """Compute what jobs of one first layer change, and open their answers at what follows."""
         self._feed_known([job for job in jobs if job.first_row])
         computed = [job for job in jobs if job.first_row < job.trace.fed]
@@ -261,7 +226,7 @@ class Replayer:
             job.token_layers += count * (self._layers - first_layer)
         return x
 
-    def _open(self, job: Job, chosen: Sequence[int]) -> _Open:
+    def _open(self, job: Job, chosen: Sequence[int]) -> Open:
         """The answer that follows from the choices: the trace's, or the beginning of another."""
         trace = job.trace
         differs = first_difference(trace, chosen, self._model.stop_token_ids)
@@ -279,29 +244,15 @@ class Replayer:
             self._store.truncate(job.seat, fed)
         answer.took(job.resident[:fed], None)
         settle([answer], self._model.layout.vocab_size)
-        return _Open(answer, job, differs, fed)
+        return Open(answer, job, differs, fed)
 
-    def _close(self, ended: _Open) -> Replayed:
+    def _close(self, ended: Open) -> Replayed:
         generation = ended.answer.result()
         self._store.free(ended.job.seat)
         more = (ended.answer.fed - ended.replayed) * self._layers
         cost = ended.job.token_layers + more
         changes = tuple(ended.job.changes.get(layer, 0.0) for layer in range(self._layers))
         return Replayed(generation, ended.first_difference, cost, changes, ended.given_up)
-
-
-class _Waiting:
-    """Methods in order, of which the first can be looked at before it is taken."""
-
-    def __init__(self, methods: Iterable[Named]) -> None:
-        self._methods = iter(methods)
-        self._first = next(self._methods, None)
-
-    def first(self) -> Named | None:
-        return self._first
-
-    def take(self) -> None:
-        self._first = next(self._methods, None)
 
 
 def _finish(step: Step, jobs: Sequence[Job]) -> None:

@@ -26,8 +26,9 @@ from pask.engine.generation import Generation, Limits, Task
 from pask.engine.kv_plan import Run
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
-from pask.engine.replay import GiveUp, Replayer
+from pask.engine.replay import Replayer
 from pask.engine.replay_job import lay, prepared_for
+from pask.engine.replay_open import GiveUp
 from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
