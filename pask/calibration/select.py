@@ -80,6 +80,8 @@ def make_policy(
         ),
         margin=quantile(lengths, method.beta) / fmean(lengths),
         calibration={
+            "distortion": method.distortion,
+            "positions": method.positions,
             "rows": len(measured.lines),
             "right_under_full_kv": sum(line["reference_correct"] for line in measured.lines),
             "answer_tokens": sum(line["fed"] for line in measured.lines),

@@ -258,6 +258,8 @@ def test_a_policy_has_both_sides_and_what_was_counted(config: RunConfig) -> None
     assert (found.decode.alpha, found.prompt.alpha) == (0.05, 0.02)
     assert (found.layers, found.layer_groups, found.recent) == (2, (0,), 4)
     assert found.calibration == {
+        "distortion": "local",
+        "positions": "affected",
         "rows": 2,
         "right_under_full_kv": 2,
         "answer_tokens": 5,
@@ -265,6 +267,29 @@ def test_a_policy_has_both_sides_and_what_was_counted(config: RunConfig) -> None
         "development_rows": 2,
         "development_right_under_full_kv": 1,
     }
+
+
+def test_the_distortion_is_read_as_the_method_says(config: RunConfig) -> None:
+    """Of five positions three had felt a value of the first row and one of the second."""
+    lines = [
+        line
+        | {
+            "replayed": line["fed"],
+            "outcomes": [one | {"propagated": 12.0, "positions": 2} for one in line["outcomes"]],
+        }
+        for line in CAL
+    ]
+    expected = {
+        ("local", "affected"): 3.0,
+        ("local", "all"): 6 / 5,
+        ("propagated", "affected"): 6.0,
+        ("propagated", "all"): 24 / 5,
+    }
+    measured = replace(MEASURED, lines=lines)
+    for (distortion, positions), released in expected.items():
+        method = PASK(distortion=distortion, positions=positions)
+        decode, _ = measured.sides(method)
+        assert decode.buckets[0].distortion[R] == released
 
 
 def test_the_reserve_is_of_the_floors(config: RunConfig) -> None:
