@@ -200,6 +200,7 @@ rule evidence:
         multiext(f"{OUT}/evidence/{{shard}}-of-{SHARDS}", ".jsonl", ".manifest.json"),
     log:
         f"{OUT}/logs/evidence-{{shard}}.log",
+    priority: 1  # as soon as it can: all of PASK waits for it, and budgets fill the other cores
     threads: 1
     resources:
         mem_mb=3000,
