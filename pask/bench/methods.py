@@ -204,10 +204,12 @@ def measure(config: RunConfig, items: int) -> Measured:
 
 
 def _table(methods: Mapping[str, Method], watch: Watch, rows: int) -> str:
-    """A line a method: what a prompt and a token cost it, and the own work's shares."""
+    """A line a method: what a prompt and a token cost it, and the own work's shares, of which the
+    lookup is what decides where decoded tokens end."""
     lines = [
         f"{rows} rows, at most {NEW_TOKENS} new tokens, one thread",
-        f"  {'method':16}{'budget':>8}{'prefill ms':>12}{'own %':>8}{'token ms':>10}{'own %':>8}",
+        f"  {'method':16}{'budget':>8}{'prefill ms':>12}{'own %':>8}{'token ms':>10}{'own %':>8}"
+        f"{'lookup %':>10}",
     ]
     for name, method in methods.items():
         prefill = 1e3 * watch.total[name, "prefill"] / rows
@@ -216,6 +218,6 @@ def _table(methods: Mapping[str, Method], watch: Watch, rows: int) -> str:
         over = " over" if max(shares) > ALLOWED else ""
         lines.append(
             f"  {name:16}{method.budget:8.3f}{prefill:12.1f}{shares[0]:8.2f}{token:10.2f}"
-            f"{shares[1]:8.2f}{over}"
+            f"{shares[1]:8.2f}{100 * watch.lookup(name):10.2f}{over}"
         )
     return "\n".join(lines)

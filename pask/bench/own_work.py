@@ -37,6 +37,7 @@ _IN_DECODE: tuple[tuple[Any, str], ...] = (
     (kv_step, "append_bounds"),
     (kv_leave, "append_low"),
 )
+_DECIDES = "levels_of"  # of a method that acts on tokens: its lookup
 
 
 @dataclass
@@ -44,13 +45,14 @@ class Watch:
     """Seconds by (entry, phase): of the engine in all, and of the method's own work in it.
 
     `calls` counts the calls of functions that do such work, by (entry, function); `rows`: tokens
-    fed by entry.
+    fed by entry. `deciding`: the part of own work that says where decoded tokens end, by entry.
     """
 
     total: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     own: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
+    deciding: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _now: tuple[str, str] | None = None  # whose work is done, in which phase
     _inside: bool = False  # of a function whose time is taken already
     _turn: bool = False  # whether the last attention was timed with its probabilities
@@ -60,6 +62,11 @@ class Watch:
         come out below 0 by noise, which is a share of 0."""
         total = self.total[entry, phase]
         return max(0.0, self.own[entry, phase]) / total if total else 0.0
+
+    def lookup(self, entry: str) -> float:
+        """The share of decoding in which the levels of decoded tokens are decided, 0 to 1."""
+        total = self.total[entry, "decode"]
+        return self.deciding[entry] / total if total else 0.0
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -82,8 +89,11 @@ class Watch:
             try:
                 return function(*args, **kwargs)
             finally:
-                self.own[self._now] += time.perf_counter() - start
+                seconds = time.perf_counter() - start
+                self.own[self._now] += seconds
                 self.calls[self._now[0], function.__name__] += 1
+                if function.__name__ == _DECIDES:
+                    self.deciding[self._now[0]] += seconds
                 self._inside = False
 
         return wrapper

@@ -145,6 +145,32 @@ class Low(EveryThird):
         return _Low(info)
 
 
+@dataclass(frozen=True)
+class SlowLow(Low):
+    """Sleeps at every token that it decides."""
+
+    def open(self, info: PromptInfo) -> RequestState:
+        return _SlowLow(info)
+
+
+class _SlowLow(_Low):
+    def level_of(self, decoded: Decoded) -> list[Level]:
+        time.sleep(NAP)
+        return super().level_of(decoded)
+
+
+def test_the_lookup_is_the_part_that_decides(
+    model: LoadedModel, requests: list[SomeRequest]
+) -> None:
+    entries = {"low": Low(), "slow_low": SlowLow(), "slow": Slow(evicting=NAP)}
+    watch, _ = watched(model, requests, entries)
+    assert watch.deciding["slow_low"] > watch.calls["slow_low", "levels_of"] * NAP
+    assert watch.deciding["slow_low"] < watch.own["slow_low", "decode"]
+    assert watch.lookup("slow_low") > 0.5 > watch.lookup("low") > 0
+    assert watch.lookup("slow") == 0  # evicting is own work, but no lookup
+    assert watch.lookup("no such entry") == 0
+
+
 def test_quantising_is_own_work(model: LoadedModel, requests: list[SomeRequest]) -> None:
     watch, _ = watched(model, requests, {"full": FullKV(), "low": Low()})
     of_low = {name: count for (entry, name), count in watch.calls.items() if entry == "low"}
@@ -196,17 +222,20 @@ def test_every_method_of_the_registry_has_its_line(
     result = json.loads(captured.out)
     assert (result["name"], result["n"], result["theirs"]) == ("methods", 2, 10)
     found = re.findall(
-        r"^  (\w+) +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+)(?: over)?$",
+        r"^  (\w+) +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+) +([\d.]+)(?: over)?$",
         captured.err,
         flags=re.MULTILINE,
     )
     assert [name for name, *_ in found] == sorted(registry())
-    shares = [float(share) for _, _, *pair in found for share in pair]
+    shares = [float(share) for _, _, *pair, _ in found for share in pair]
     assert result["ours"] == pytest.approx(max(shares), abs=0.02)
     assert result["ratio"] == pytest.approx(10 / result["ours"], rel=0.02)
     for name, budget, *_ in found:
         low, high = registry()[name].budgets
         assert float(budget) == pytest.approx(min(max(0.33, low), high), abs=6e-4)
+    looked_up = {name for name, *_, lookup in found if float(lookup) > 0}
+    assert {"pask_decode", "uniform_int4"} <= looked_up  # `pask` leaves answers this short alone
+    assert not looked_up & {"full", "h2o", "snapkv", "transattn"}
     calls = re.search(r"others ran: the same calls in the engine \((\d+) and (\d+)\)", captured.err)
     assert calls is not None
     assert int(calls[1]) == int(calls[2]) > 100
