@@ -399,9 +399,11 @@ rule tables:
         paper="configs/paper/table1.csv",
     output:
         multiext(f"{OUT}/tables/accuracy", ".csv", ".tex"),
+        multiext(f"{OUT}/tables/pairs", ".csv", ".md", ".tex"),
         multiext(f"{OUT}/tables/errors", ".csv", ".md"),
         md=f"{OUT}/tables/accuracy.md",
         html=report(f"{OUT}/tables/accuracy.html", category="Tables"),
+        pairs=report(f"{OUT}/tables/pairs.html", category="Tables"),
         errors=report(f"{OUT}/tables/errors.html", category="Tables"),
     log:
         f"{OUT}/logs/tables.log",

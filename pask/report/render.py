@@ -21,6 +21,7 @@ from pask.report.blocks import (
     error_blocks,
     smoke_line,
 )
+from pask.report.pairs import pair_blocks, pair_notes
 from pask.report.statistics import rounded
 
 _STYLE = """
@@ -90,6 +91,25 @@ def write_tables(
     )
 
 
+def write_pairs(
+    pairs: pd.DataFrame, accuracy: pd.DataFrame, folder: Path, stem: str = "pairs", title: str = ""
+) -> list[Path]:
+    """Write a `pair_table` frame as <stem>.csv, .md, .tex and .html; the paths written.
+
+    `accuracy` is the frame that it was made from.
+    """
+    blocks, notes, smoke = pair_blocks(pairs, accuracy), pair_notes(pairs), smoke_line(accuracy)
+    return _write(
+        folder,
+        {
+            f"{stem}.csv": _csv(pairs),
+            f"{stem}.md": markdown(title, smoke, blocks, notes),
+            f"{stem}.tex": latex(title, smoke, blocks, notes),
+            f"{stem}.html": html(title, smoke, blocks, notes),
+        },
+    )
+
+
 def write_errors(
     frame: pd.DataFrame,
     folder: Path,
@@ -134,6 +154,8 @@ def _md_row(line: Line) -> str:
 def latex(title: str, smoke: str, blocks: Sequence[Block], notes: Sequence[str]) -> str:
     """One `table*` a block, for \\input; needs the package booktabs only."""
     parts = ["% needs \\usepackage{booktabs}"]
+    if not blocks:
+        parts += [*(_tex(note) for note in notes), ""]
     for i, block in enumerate(blocks):
         caption = ". ".join(_tex(text.rstrip(".")) for text in (title, block.title, smoke) if text)
         parts += [
@@ -222,7 +244,7 @@ def _csv(frame: pd.DataFrame) -> str:
 def _csv_number(column: str, value: float) -> str:
     if column.endswith("_p"):
         return f"{value:.6g}"  # significant digits: p-values span many magnitudes
-    return rounded(value, 6 if column.startswith("b_") else 2)
+    return rounded(value, 6 if "b_" in column else 2)
 
 
 def _write(folder: Path, texts: dict[str, str]) -> list[Path]:

@@ -19,9 +19,10 @@ from pask.methods.registry import method_class, registry
 from pask.paths import CONFIGS
 from pask.report.figures import accuracy_figure
 from pask.report.long import read_long
+from pask.report.pairs import pair_table
 from pask.report.paper import paper_accuracy
 from pask.report.policy_page import write_policy_page
-from pask.report.render import write_errors, write_tables
+from pask.report.render import write_errors, write_pairs, write_tables
 from pask.report.tables import accuracy_table, error_table
 
 
@@ -97,12 +98,14 @@ def _rows_of(config: RunConfig, splits: Splits, part: str) -> str:
 
 
 def tables(config: RunConfig) -> list[Path]:
-    """Write results/<run>/tables/{accuracy,errors}.*; the paths written."""
+    """Write results/<run>/tables/{accuracy,pairs,errors}.*; the paths written."""
     long, frame, splits = _frame(config)
     folder = keys.RESULTS / config.run / "tables"
     title = f"{config.model.name}: BFCL accuracy by KV method"
     notes = _notes(config, splits, long)
     written = write_tables(frame, folder, "accuracy", title, notes)
+    title = f"{config.model.name}: methods of one target against each other"
+    written += write_pairs(pair_table(long, frame), frame, folder, "pairs", title)
     smoke = frame["smoke"].iloc[0]
     errors = error_table(long, entries=config.entries, labels=_labels(), smoke=smoke)
     return written + write_errors(errors, folder, "errors", f"{config.model.name}: what went wrong")

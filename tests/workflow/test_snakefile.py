@@ -103,7 +103,7 @@ def test_one_method_alone_is_a_target(checkout: Path) -> None:
 
 
 def test_knobs_that_are_not_searched_need_no_answers(checkout: Path) -> None:
-    config = ["run=configs/smollm2-135m.yaml", "set=budget.search=false"]
+    config = ["run=configs/smollm2-135m-dev.yaml", "set=budget.search=false"]
     output = dry_run(checkout, "all", "--cores", "1", "--config", *config)
     assert jobs(output).keys().isdisjoint({"budget", "trajectories"})
 
