@@ -20,12 +20,12 @@ import torch
 from pask.bench import Measured
 from pask.bench.rows import picked_rows
 from pask.bfcl.data import subset_of
-from pask.bfcl.early_verdict import EarlyVerdict
 from pask.bfcl.request import RequestBuilder
 from pask.calibration.families import families_to_make, interventions_of
+from pask.calibration.intervention import Buckets, Interventions
 from pask.calibration.measure_row import RowMeasurer
 from pask.calibration.reference import ReferenceRow
-from pask.calibration.sensitivity import Buckets, Interventions
+from pask.calibration.side_by_side import SEATS
 from pask.config import RunConfig
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Limits, Task
@@ -47,7 +47,6 @@ class _Sum:
     interventions: int = 0
     changed: int = 0
     given_up: int = 0
-    seconds: float = 0.0  # of the processor
 
     def add(self, line: dict[str, Any], layers: int) -> None:
         prompt = line["prompt_tokens"]
@@ -67,7 +66,7 @@ def measure(config: RunConfig, items: int) -> Measured:
     model = load(config)
     store = new_store(
         model,
-        seats=config.engine.max_batch + 2,
+        seats=config.engine.max_batch + SEATS,
         capacity_tokens=config.engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[config.engine.kv_dtype],
         page_slots=config.engine.page_slots,
@@ -81,13 +80,11 @@ def measure(config: RunConfig, items: int) -> Measured:
         max_batch=config.engine.max_batch,
     )
     total = _Sum()
-    for one in _rows(config, model, items):
-        start = time.process_time()
-        hopeless = EarlyVerdict(one.row, one.answer_form).hopeless
-        line = measurer.measure(one.task, one.tokens, one.judge, hopeless)
-        total.seconds += time.process_time() - start
+    rows = _rows(config, model, items)
+    start = time.process_time()
+    for _, line in measurer.measure(rows):
         total.add(line, model.layout.layers)
-    a_row = total.seconds / items
+    a_row = (time.process_time() - start) / items
     minutes = a_row * GOAL_ROWS / GOAL_CORES / 60
     print(
         f"{items} rows, {total.interventions} interventions (levels of {wanted.ladder}, window "

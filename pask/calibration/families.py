@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pask.calibration.sensitivity import Interventions
+from pask.calibration.intervention import Interventions
 from pask.config import Entry, RunConfig
 from pask.errors import PaskError
 from pask.methods.levels import Level

@@ -20,6 +20,7 @@ from pask.methods.contract import (
     RequestState,
 )
 from pask.methods.levels import Level
+from pask.policy.actions import Ladder
 from pask.structure.buckets import DEFAULT_COARSENING, LayerBucket, bucket_name, layer_groups
 
 if TYPE_CHECKING:
@@ -30,6 +31,32 @@ SINKS = 4
 they say (Xiao et al., arXiv 2309.17453), so losing them would tell nothing of their label."""
 
 _NONE = LayerBucket("", 0)  # a dataclass field of a subclass needs a default; nothing has this name
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """What a bucket is: layer groups, and names of coarsened tags (`pask.structure.buckets`)."""
+
+    layer_groups: int | tuple[int, ...]
+    coarsening: str
+
+
+@dataclass(frozen=True)
+class Interventions:
+    """Which changes are tried on each bucket: every level of `ladder` below HIGH.
+
+    `recent` latest decoded tokens beside the newest, the first `sinks` prompt tokens and the last
+    one stay at HIGH in all of them.
+    """
+
+    recent: int
+    ladder: Ladder
+    sinks: int = SINKS
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Those below HIGH, ascending."""
+        return tuple(level for level in self.ladder.actions if level is not Level.HIGH)
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,29 @@
-"""All that a policy is made from, measured on one calibration row."""
+"""All that a policy is made from, measured on calibration rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from pask.calibration.distortion import distortions
-from pask.calibration.sensitivity import (
-    Buckets,
-    Interventions,
-    Judge,
-    Reference,
-    outcomes,
-    read_reference,
-    replayed_part,
-)
-from pask.engine.generation import Limits, Task
+from pask.calibration.intervention import Buckets, Interventions
+from pask.calibration.reference import Reference, ReferenceRow, read_reference, replayed_part
+from pask.calibration.sensitivity import Plan
+from pask.calibration.side_by_side import Begun, judged
+from pask.engine.generation import Limits
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
 from pask.engine.replay import Replayer
-from pask.engine.replay_open import GiveUp
 from pask.policy.actions import short
 
 
 class RowMeasurer:
-    """Measures rows over one model and store, one at a time; nothing of a row stays in the store.
+    """Measures rows over one model and store; nothing of a row stays in the store.
 
-    After an error the store is of no use any more.
+    The store has `pask.calibration.side_by_side.SEATS` seats beside those of a batch. After an
+    error it is of no use any more.
     """
 
     def __init__(
@@ -43,52 +38,52 @@ class RowMeasurer:
     ) -> None:
         self._model, self._store = model, store
         self._replayer = Replayer(model, store, limits)
-        self._buckets, self._interventions = buckets, interventions
+        self._plan = Plan(model.layout.layers, buckets, interventions)
         self._max_batch = max_batch
 
     def measure(
-        self, task: Task, tokens: Sequence[int], judge: Judge, hopeless: GiveUp | None = None
-    ) -> dict[str, Any]:
-        """What a task's row tells, as JSON; `tokens` are a Full-KV answer to it.
+        self, rows: Iterable[ReferenceRow]
+    ) -> Iterator[tuple[ReferenceRow, dict[str, Any]]]:
+        """What each row tells, as JSON; the first to be finished first.
 
         prompt_tokens and fed: counts, replayed: of the fed ones those that interventions were
         replayed on; reference_correct: the verdict on the answer; names and
         labels: see `Reference`; outcomes: `Outcome`'s records; distortions:
-        `pask.calibration.distortion.Distorted`'s. `hopeless` and errors as of `read_reference` and
-        `outcomes`.
+        `pask.calibration.distortion.Distorted`'s. Errors as of `read_reference`,
+        `Replayer.replay_all` and the rows' verdicts.
         """
+        for begun in judged(self._replayer, rows, self._begin, max_batch=self._max_batch):
+            row, reference, fed = begun.row, begun.reference, begun.trace.fed
+            found = self._plan.outcomes(reference, fed, begun.replayed, row.judge)
+            yield (
+                row,
+                {
+                    "prompt_tokens": len(row.task.request.prompt_ids),
+                    "fed": reference.trace.fed,
+                    "replayed": fed,
+                    "reference_correct": reference.correct,
+                    "names": list(reference.names),
+                    "labels": dict(reference.labels),
+                    "outcomes": [outcome.record() for outcome in found],
+                    "distortions": self._distortions(reference),
+                },
+            )
+
+    def _begin(self, row: ReferenceRow) -> Begun:
+        plan = self._plan
         reference = read_reference(
             self._replayer,
-            task,
-            tokens,
-            judge,
-            buckets=self._buckets,
-            sinks=self._interventions.sinks,
+            row.task,
+            row.tokens,
+            row.judge,
+            buckets=plan.buckets,
+            sinks=plan.interventions.sinks,
         )
-        found = outcomes(
-            self._replayer,
-            reference,
-            judge,
-            layers=self._model.layout.layers,
-            buckets=self._buckets,
-            interventions=self._interventions,
-            max_batch=self._max_batch,
-            hopeless=hopeless,
-        )
-        line = {
-            "prompt_tokens": len(task.request.prompt_ids),
-            "fed": reference.trace.fed,
-            "replayed": replayed_part(reference, hopeless).fed,
-            "reference_correct": reference.correct,
-            "names": list(reference.names),
-            "labels": dict(reference.labels),
-            "outcomes": [outcome.record() for outcome in found],
-            "distortions": self._distortions(reference),
-        }
-        self._replayer.free(reference.trace)
-        return line
+        trace = replayed_part(reference, row.hopeless)
+        return Begun(row, reference, trace, plan.methods(reference, trace.fed))
 
     def _distortions(self, reference: Reference) -> list[dict[str, Any]]:
+        buckets, interventions = self._plan.buckets, self._plan.interventions
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # these sums would depend on how many there are
         try:
@@ -96,11 +91,11 @@ class RowMeasurer:
                 self._model,
                 self._store,
                 reference.trace,
-                groups=self._buckets.layer_groups,
-                coarsening=self._buckets.coarsening,
-                recent=self._interventions.recent,
-                ladder=self._interventions.levels,
-                sinks=self._interventions.sinks,
+                groups=buckets.layer_groups,
+                coarsening=buckets.coarsening,
+                recent=interventions.recent,
+                ladder=interventions.levels,
+                sinks=interventions.sinks,
             )
         finally:
             torch.set_num_threads(threads)

@@ -24,7 +24,7 @@ from pask.provenance import machine, revision
 
 Line = dict[str, Any]
 Measure = Callable[[Sequence[str]], Iterator[Line]]
-"""The lines of rows, by id, in the order asked for."""
+"""The lines of rows, by id, in whatever order they are done."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from pask.bfcl.early_verdict import EarlyVerdict
+from pask.calibration.intervention import Buckets, Interventions
 from pask.calibration.measure_row import RowMeasurer
 from pask.calibration.reference import reference_rows
 from pask.calibration.row_files import Line, RowFiles
 from pask.calibration.run import PART, calibration_rows
-from pask.calibration.sensitivity import Buckets, Interventions
+from pask.calibration.side_by_side import SEATS
 from pask.config import RunConfig
 from pask.engine.decode import new_store
 from pask.engine.generation import Limits
@@ -97,11 +97,11 @@ def read_evidence(
 def _measured(
     config: RunConfig, interventions: Interventions, model: LoadedModel, ids: Sequence[str]
 ) -> Iterator[Line]:
-    """The rows' lines, one after another; a row's tensors go before the next one's come."""
+    """The rows' lines, the first to be finished first."""
     engine, structure = config.engine, config.structure
     store = new_store(
         model,
-        seats=engine.max_batch + 2,  # the trace's prompt, and the fork that reads the answer
+        seats=engine.max_batch + SEATS,
         capacity_tokens=engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[engine.kv_dtype],
         page_slots=engine.page_slots,
@@ -114,7 +114,6 @@ def _measured(
         interventions,
         max_batch=engine.max_batch,
     )
-    for one in reference_rows(config, model, PART, ids):
+    for one, line in measurer.measure(reference_rows(config, model, PART, ids)):
         about = {"id": one.row.id, "category": one.row.category, "cluster": one.row.cluster}
-        hopeless = EarlyVerdict(one.row, one.answer_form).hopeless
-        yield about | measurer.measure(one.task, one.tokens, one.judge, hopeless)
+        yield about | line

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from pask.bfcl.early_verdict import EarlyVerdict
 from pask.calibration.candidate import PROMPT, Candidate
 from pask.calibration.evidence import Measured, measured_evidence
 from pask.calibration.families import families_to_make, interventions_of, method_without_policy
-from pask.calibration.reference import ReferenceRow, reference_rows
+from pask.calibration.intervention import Buckets
+from pask.calibration.reference import ReferenceRow, read_reference, reference_rows
 from pask.calibration.row_files import Line, RowFiles
-from pask.calibration.sensitivity import Buckets, Reference, read_reference
+from pask.calibration.side_by_side import SEATS, Begun, judged
 from pask.calibration.trials import Table, distinct, nested_families
 from pask.config import RunConfig
 from pask.digests import digest
@@ -39,7 +39,7 @@ _FIELDS: dict[str, type] = {
     "category": str,
     "cluster": str,  # rows of one tool set
     "reference_correct": bool,
-    "results": dict,  # by candidate, what `_result` gives and whether its answer is correct
+    "results": dict,  # by candidate, what `_result` gives
 }
 _TODO = "run pask scan (or snakemake)"
 
@@ -119,7 +119,7 @@ def _scanned(
     engine = config.engine
     store = new_store(
         model,
-        seats=engine.max_batch + 2,  # the trace's prompt, and the fork that reads the answer
+        seats=engine.max_batch + SEATS,
         capacity_tokens=engine.kv_capacity_tokens,
         kv_dtype=KV_DTYPES[engine.kv_dtype],
         page_slots=engine.page_slots,
@@ -127,48 +127,46 @@ def _scanned(
     replayer = Replayer(model, store, Limits(config.max_new_tokens))
     buckets = Buckets(config.structure.layer_groups, config.structure.coarsening)
     sinks = interventions_of(config).sinks
-    for row in reference_rows(config, model, PART, ids):
+
+    def begin(row: ReferenceRow) -> Begun:
         reference = read_reference(
             replayer, row.task, row.tokens, row.judge, buckets=buckets, sinks=sinks
         )
-        hopeless = EarlyVerdict(row.row, row.answer_form).hopeless
+        return Begun(row, reference, reference.trace, list(candidates.items()))
+
+    rows = reference_rows(config, model, PART, ids)
+    for begun in judged(replayer, rows, begin, max_batch=engine.max_batch):
+        row = begun.row.row
         results = {
-            found.generation.entry: _result(
-                candidates[found.generation.entry], found, reference, row
-            )
-            | {
-                "correct": reference.correct
-                if found.first_difference is None
-                else not found.given_up and row.judge(found.generation)
-            }
-            for found in replayer.replay(
-                reference.trace, candidates.items(), max_batch=engine.max_batch, give_up=hopeless
-            )
+            key: _result(candidates[key], found, begun) for key, found in begun.replayed.items()
         }
-        replayer.free(reference.trace)
         yield {
-            "id": row.row.id,
-            "category": row.row.category,
-            "cluster": row.row.cluster,
-            "reference_correct": reference.correct,
+            "id": row.id,
+            "category": row.category,
+            "cluster": row.cluster,
+            "reference_correct": begun.reference.correct,
             "results": dict(sorted(results.items())),
         }
 
 
-def _result(
-    candidate: Candidate, found: Replayed, reference: Reference, row: ReferenceRow
-) -> dict[str, Any]:
+def _result(candidate: Candidate, found: Replayed, begun: Begun) -> dict[str, Any]:
     """What a candidate did to a row's answer.
 
     `cost`: the side's `tokens` as this candidate keeps them, in tokens at HIGH. They are those of
     Full KV's answer for every candidate: what one breaks must not weigh in its own cost.
     """
+    reference, row = begun.reference, begun.row
     labels = row.task.request.prompt_labels or ()
     names = candidate.names(labels) if candidate.side == PROMPT else list(reference.names)
     # The first prompt tokens and the last one stay as they are.
     whole = len(labels) - len(names) if candidate.side == PROMPT else 0
+    changed = found.first_difference is not None
+    correct = reference.correct
+    if changed:
+        correct = not found.given_up and row.judge(found.generation)
     return {
-        "changed": found.first_difference is not None,
+        "changed": changed,
+        "correct": correct,
         "cost": candidate.tokens_at_high(names) + whole,
         "tokens": len(names) + whole,
         "given_up": found.given_up,

@@ -15,70 +15,24 @@ beginning, no more than that beginning is replayed.
 
 from __future__ import annotations
 
-import codecs
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
 from pask.calibration.distortion import affected
-from pask.calibration.intervention import SINKS, OneBucket, OneLabel, changeable
-from pask.engine.generation import Generation, Task
-from pask.engine.replay import Replayed, Replayer
-from pask.engine.replay_open import GiveUp
-from pask.engine.trace import Trace
+from pask.calibration.intervention import Buckets, Interventions, OneBucket, OneLabel
+from pask.calibration.reference import Judge, Reference
+from pask.engine.replay import Replayed
+from pask.engine.replay_job import Named
 from pask.methods.contract import Method
-from pask.methods.full import FullKV
 from pask.methods.levels import Level
-from pask.policy.actions import Ladder, short
+from pask.policy.actions import short
 from pask.policy.evidence import SIDES
-from pask.structure.buckets import LayerBucket, bucket_name, layer_groups
+from pask.structure.buckets import LayerBucket, layer_groups
 
 DECODE, PROMPT = SIDES
-
-Judge = Callable[[Generation], bool]
-"""Whether an answer is right."""
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """What a bucket is: layer groups, and names of coarsened tags (`pask.structure.buckets`)."""
-
-    layer_groups: int | tuple[int, ...]
-    coarsening: str
-
-
-@dataclass(frozen=True)
-class Interventions:
-    """Which changes are tried on each bucket: every level of `ladder` below HIGH.
-
-    `recent` latest decoded tokens beside the newest, the first `sinks` prompt tokens and the last
-    one stay at HIGH in all of them.
-    """
-
-    recent: int
-    ladder: Ladder
-    sinks: int = SINKS
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """Those below HIGH, ascending."""
-        return tuple(level for level in self.ladder.actions if level is not Level.HIGH)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A row's answer under Full KV: the trace that interventions are replayed on, and its verdict.
-
-    `names`: the bucket name of each fed token, in order; `labels`: the prompt's tokens by label
-    value, of those that may be changed.
-    """
-
-    trace: Trace
-    correct: bool
-    names: tuple[str, ...]
-    labels: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -125,133 +79,105 @@ class Outcome:
         }
 
 
-def read_reference(
-    replayer: Replayer,
-    task: Task,
-    tokens: Sequence[int],
-    judge: Judge,
-    *,
-    buckets: Buckets,
-    sinks: int,
-) -> Reference:
-    """Read a task's request and `tokens`, a Full-KV answer to it; errors as `Replayer.trace`.
-
-    The answer may be another engine's and differ from ours where two tokens are nearly as good.
-    Then ours takes its place: both terms of Equation 5 come from one engine. The trace is the
-    caller's to free.
-    """
-    trace = replayer.trace(task, tokens)
-    (own,) = replayer.replay(trace, [("full", FullKV())])
-    if own.first_difference is not None:
-        replayer.free(trace)
-        trace = replayer.trace(task, own.generation.token_ids)
-    names = []
-    for decoded in trace.decoded[: trace.fed]:
-        if decoded.tag is None:
-            raise ValueError(f"{task.request.id}: buckets are made of tags, its answer has none")
-        names.append(bucket_name(decoded.tag, buckets.coarsening))
-    if task.request.prompt_labels is None:
-        raise ValueError(f"{task.request.id}: buckets are made of labels, its prompt has none")
-    prompt = task.request.prompt_labels
-    labels = Counter(prompt[n].value for n in changeable(prompt, sinks))
-    return Reference(trace, judge(own.generation), tuple(names), labels)
-
-
-def outcomes(
-    replayer: Replayer,
-    reference: Reference,
-    judge: Judge,
-    *,
-    layers: int,
-    buckets: Buckets,
-    interventions: Interventions,
-    max_batch: int = 32,
-    hopeless: GiveUp | None = None,
-) -> tuple[Outcome, ...]:
+@dataclass(frozen=True)
+class Plan:
     """Every intervention on the buckets that occur in a row, both sides, at each level below HIGH.
 
-    A bucket that does not occur changes nothing, is not in the result and costs nothing. Nor does
-    one whose decoded tokens are all within the window still when the last choice is made; it is in
-    the result, unchanged. (What decoding computes of such a one differs from the reference by the
-    order of its sums alone.) `layers`: of the model. `hopeless`: whether no right answer begins
-    with a text; then an answer that does is wrong, without being written on or judged.
-    Errors as `Replayer.replay` and `judge` raise them.
+    `layers`: of the model. A bucket that does not occur changes nothing, has no outcome and costs
+    nothing. Nor does one whose decoded tokens are all within the window still when the last choice
+    is made; its outcome is an unchanged answer, and no method is to be judged. (What decoding
+    computes of such a one differs from the reference by the order of its sums alone.)
     """
-    trace = replayed_part(reference, hopeless)
-    of_group = layer_groups(layers, buckets.layer_groups)
-    planned = list(_planned(reference, trace.fed, layers, buckets, interventions))
-    waiting = [(str(n), one.method) for n, one in enumerate(planned) if one.method is not None]
-    replayed: dict[int, Replayed] = {}
-    for one in replayer.replay(trace, waiting, max_batch=max_batch, give_up=hopeless):
-        replayed[int(one.generation.entry)] = one
-    verdicts: dict[tuple[str, str], bool] = {}
-    found = []
-    for n, plan in enumerate(planned):
-        outcome = replayed.get(n)
-        changed = outcome is not None and outcome.first_difference is not None
-        correct, given_up = reference.correct, outcome is not None and outcome.given_up
-        if given_up:
-            correct = False
-        elif outcome is not None and changed:
+
+    layers: int
+    buckets: Buckets
+    interventions: Interventions
+
+    def methods(self, reference: Reference, fed: int) -> list[Named]:
+        """What is to be replayed on the row's first `fed` tokens, all that are looked at."""
+        planned = enumerate(self._planned(reference, fed))
+        return [(str(n), one.method) for n, one in planned if one.method is not None]
+
+    def outcomes(
+        self, reference: Reference, fed: int, replayed: Mapping[str, Replayed], judge: Judge
+    ) -> tuple[Outcome, ...]:
+        """What came out, from the replays of all `methods` by name; errors as `judge` raises them.
+
+        `judge` is asked where the answer changed, once for each text. An answer that was given up
+        is wrong.
+        """
+        verdicts: dict[tuple[str, str], bool] = {}
+
+        def verdict(outcome: Replayed | None) -> bool:
+            if outcome is not None and outcome.given_up:
+                return False
+            if outcome is None or outcome.first_difference is None:
+                return reference.correct
             answer = outcome.generation
             read = answer.finish, answer.text  # all that a verdict depends on
             if read not in verdicts:
                 verdicts[read] = judge(answer)
-            correct = verdicts[read]
-        fed, cost, propagated = reference.trace.fed, 0, 0.0
-        if outcome is not None:
-            written = outcome.generation
-            fed, cost = written.new_tokens - (written.finish == "length"), outcome.token_layers
-            propagated = fsum(outcome.changes[layer] for layer in of_group[plan.bucket.group])
-        first = reference.names.index(plan.bucket.name) if plan.side == DECODE else 0
-        found.append(
-            Outcome(
-                side=plan.side,
-                bucket=plan.bucket,
-                level=plan.level,
-                tokens=plan.tokens,
-                changed=changed,
-                correct=correct,
-                given_up=given_up,
-                fed=fed,
-                token_layers=cost,
-                propagated=propagated,
-                positions=affected(plan.side, first, trace.fed, interventions.recent),
-            )
+            return verdicts[read]
+
+        return tuple(
+            self._outcome(reference, fed, one, replayed.get(str(n)), verdict)
+            for n, one in enumerate(self._planned(reference, fed))
         )
-    return tuple(found)
 
+    def _outcome(
+        self,
+        reference: Reference,
+        fed: int,
+        plan: _Planned,
+        outcome: Replayed | None,
+        verdict: Callable[[Replayed | None], bool],
+    ) -> Outcome:
+        group = layer_groups(self.layers, self.buckets.layer_groups)[plan.bucket.group]
+        first = reference.names.index(plan.bucket.name) if plan.side == DECODE else 0
+        written, cost, propagated = reference.trace.fed, 0, 0.0
+        if outcome is not None:
+            answer = outcome.generation
+            written, cost = answer.new_tokens - (answer.finish == "length"), outcome.token_layers
+            propagated = fsum(outcome.changes[layer] for layer in group)
+        return Outcome(
+            side=plan.side,
+            bucket=plan.bucket,
+            level=plan.level,
+            tokens=plan.tokens,
+            changed=outcome is not None and outcome.first_difference is not None,
+            correct=verdict(outcome),
+            given_up=outcome is not None and outcome.given_up,
+            fed=written,
+            token_layers=cost,
+            propagated=propagated,
+            positions=affected(plan.side, first, fed, self.interventions.recent),
+        )
 
-def replayed_part(reference: Reference, hopeless: GiveUp | None) -> Trace:
-    """What interventions are replayed on: the reference's trace up to the token with which its
-    answer becomes hopeless, or all of it."""
-    trace = reference.trace
-    if hopeless is None or reference.correct:
-        return trace
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    text = ""
-    for tokens, decoded in enumerate(trace.decoded, start=1):
-        text += decoder.decode(decoded.text)
-        if hopeless(text):
-            return _beginning(trace, tokens)
-    return trace
-
-
-def _beginning(trace: Trace, tokens: int) -> Trace:
-    """The trace's first tokens, at least one, as if the answer had been cut off there."""
-    fed = tokens - 1
-    return replace(
-        trace,
-        tokens=trace.tokens[:tokens],
-        ended=False,
-        decoded=trace.decoded[:tokens],
-        inputs=tuple(rows[:fed] for rows in trace.inputs),
-        keys=tuple(rows[:fed] for rows in trace.keys),
-        values=tuple(rows[:fed] for rows in trace.values),
-        outputs=tuple(rows[:fed] for rows in trace.outputs),
-        masks=trace.masks[:tokens],
-        chosen=trace.chosen[:tokens],
-    )
+    def _planned(self, reference: Reference, fed: int) -> Iterator[_Planned]:
+        """Group by group: replays that begin at one layer are computed together."""
+        tried, groups = self.interventions, self.buckets.layer_groups
+        counts = Counter(reference.names)  # in the order of their first occurrence
+        # The row of fed token u reads those at their final level that come `recent + 1` or more
+        # before.
+        felt = frozenset(reference.names[: max(fed - 1 - tried.recent, 0)])
+        for group in range(len(layer_groups(self.layers, groups))):
+            for name, tokens in counts.items():
+                bucket = LayerBucket(name, group)
+                for level in tried.levels:
+                    changed = OneBucket(
+                        bucket=bucket,
+                        level=level,
+                        recent=tried.recent,
+                        groups=groups,
+                        coarsening=self.buckets.coarsening,
+                    )
+                    method = changed if name in felt else None
+                    yield _Planned(DECODE, bucket, level, tokens, method)
+            for label, tokens in reference.labels.items():
+                bucket = LayerBucket(label, group)
+                for level in tried.levels:
+                    lowered = OneLabel(bucket=bucket, level=level, sinks=tried.sinks, groups=groups)
+                    yield _Planned(PROMPT, bucket, level, tokens, lowered)
 
 
 @dataclass(frozen=True)
@@ -261,36 +187,3 @@ class _Planned:
     level: Level
     tokens: int
     method: Method | None  # None: it cannot change anything
-
-
-def _planned(
-    reference: Reference, fed: int, layers: int, buckets: Buckets, interventions: Interventions
-) -> Iterator[_Planned]:
-    """Group by group: replays that begin at one layer are computed together. `fed`: tokens of the
-    answer after which no choice is looked at."""
-    counts = Counter(reference.names)  # in the order of their first occurrence
-    # The row of fed token u reads those at their final level that come `recent + 1` or more before.
-    felt = frozenset(reference.names[: max(fed - 1 - interventions.recent, 0)])
-    for group in range(len(layer_groups(layers, buckets.layer_groups))):
-        for name, tokens in counts.items():
-            bucket = LayerBucket(name, group)
-            for level in interventions.levels:
-                changed = OneBucket(
-                    bucket=bucket,
-                    level=level,
-                    recent=interventions.recent,
-                    groups=buckets.layer_groups,
-                    coarsening=buckets.coarsening,
-                )
-                method = changed if name in felt else None
-                yield _Planned(DECODE, bucket, level, tokens, method)
-        for label, tokens in reference.labels.items():
-            bucket = LayerBucket(label, group)
-            for level in interventions.levels:
-                lowered = OneLabel(
-                    bucket=bucket,
-                    level=level,
-                    sinks=interventions.sinks,
-                    groups=buckets.layer_groups,
-                )
-                yield _Planned(PROMPT, bucket, level, tokens, lowered)

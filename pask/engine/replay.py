@@ -31,8 +31,18 @@ from pask.engine.kv_step import Step
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel
 from pask.engine.prefill import Prepared
-from pask.engine.replay_job import Job, Named, first_difference, lay, prepared_for, slots_for
-from pask.engine.replay_open import GiveUp, Open, Waiting
+from pask.engine.replay_job import (
+    Asked,
+    GiveUp,
+    Job,
+    Named,
+    first_difference,
+    lay,
+    of_traces,
+    prepared_for,
+    slots_for,
+)
+from pask.engine.replay_open import Open, Waiting
 from pask.engine.trace import Trace, record_trace
 from pask.errors import PaskError
 from pask.methods.contract import Placement
@@ -88,7 +98,17 @@ class Replayer:
         """Give a trace's prompt back to the store."""
         self._store.free(trace.prompt)
 
-    @torch.inference_mode()
+    def room_beside(self, task: Task, others: Iterable[Task]) -> bool:
+        """Whether a trace of `task` fits beside those of `others`, with room for a replay on any
+        of them, whatever else is under way. What it tells is on the safe side."""
+        longest, page = self._limits.max_new_tokens, self._store.page_slots
+        prompt = len(task.request.prompt_ids)
+        most = max(len(one.request.prompt_ids) for one in (task, *others))
+        # A replay is promised its prompt beside what it takes when it is placed; its answer lies in
+        # a ring and in pages, each of which may be partly filled.
+        needed = prompt + longest + 2 * most + 3 * longest + 12 * page
+        return self._store.room_for({Level.HIGH: needed}) and self._store.seats.count(None) > 2
+
     def replay(
         self,
         trace: Trace,
@@ -97,34 +117,41 @@ class Replayer:
         max_batch: int = 32,
         give_up: GiveUp | None = None,
     ) -> Generator[Replayed, None, None]:
-        """The outcome of each (entry name, method), in no promised order.
+        """The outcome of each (entry name, method) on one trace: see `replay_all`."""
+        asked = (Asked(trace, named, give_up) for named in methods)
+        return self.replay_all(asked, max_batch=max_batch)
 
-        An answer that is written on ends where `give_up` is True of its text so far; it is asked
-        whenever a choice is open.
+    @torch.inference_mode()
+    def replay_all(
+        self, asked: Iterable[Asked | None], *, max_batch: int = 32
+    ) -> Generator[Replayed, None, None]:
+        """The outcome of each method on its trace, in no promised order.
+
+        Answers to several requests are written on together. `asked` may read further traces as it
+        goes, and say None for nothing more until another outcome has come; with no outcome
+        outstanding it must not. An answer that is written on ends where its `give_up` is True of
+        its text so far; it is asked whenever a choice is open.
         ValueError for a method that acts on more than tokens, tags and labels; PaskError where the
-        store cannot hold one replay beside the trace.
+        store cannot hold one replay beside the traces.
         """
         if max_batch < 1:
             raise ValueError("max_batch must be at least 1")
-        if trace.limit != self._limits.max_new_tokens:
-            raise ValueError(f"the trace was made for at most {trace.limit} new tokens")
         batch = Batch(self._model.transformer, self._store)
-        waiting = Waiting(methods)
+        waiting = Waiting(asked)
         running: list[Open] = []
         seats: list[Seat] = []  # of all that is under way
         try:
             while True:
-                jobs = self._jobs(trace, waiting, max_batch - len(running), seats)
+                jobs = self._jobs(waiting, max_batch - len(running), seats)
                 for first_layer in sorted({job.first_layer for job in jobs}):
                     running += self._judge([job for job in jobs if job.first_layer == first_layer])
-                if give_up is not None:
-                    for one in running:
-                        one.ask(give_up, self._vocabulary)
+                for one in running:
+                    one.ask(self._vocabulary)
                 for one in [one for one in running if one.ended]:
                     running.remove(one)
                     seats.remove(one.job.seat)
                     yield self._close(one)
-                if not running and waiting.first() is None:
+                if not running and waiting.first() is None and waiting.ended:
                     return
                 # Answers that go on wait for company while there is more to judge.
                 if running and (not jobs or len(running) == max_batch):
@@ -134,10 +161,13 @@ class Replayer:
                 with suppress(ValueError):  # of a step that broke off
                     self._store.free(seat)
 
-    def _jobs(self, trace: Trace, waiting: Waiting, most: int, seats: list[Seat]) -> list[Job]:
-        """The next `most` methods as jobs, or as many as the store has room for."""
+    def _jobs(self, waiting: Waiting, most: int, seats: list[Seat]) -> list[Job]:
+        """The next `most` that are waiting as jobs, or as many as the store has room for."""
         jobs: list[Job] = []
-        while len(jobs) < most and (named := waiting.first()) is not None:
+        while len(jobs) < most and (asked := waiting.first()) is not None:
+            trace, named = asked.trace, asked.named
+            if trace.limit != self._limits.max_new_tokens:
+                raise ValueError(f"the trace was made for at most {trace.limit} new tokens")
             prepared, placements = self._prepared(trace, named)
             slots = slots_for(prepared, trace, self._limits, self._store.page_slots)
             # These are promised beside what the prompt takes when it is placed; a job that is alone
@@ -153,7 +183,9 @@ class Replayer:
                         todo="raise engine.kv_capacity_tokens",
                     )
                 break
-            jobs.append(lay(prepared, placements, self._store, trace, named, self._limits))
+            jobs.append(
+                lay(prepared, placements, self._store, trace, named, self._limits, asked.give_up)
+            )
             seats.append(jobs[-1].seat)
             waiting.take()
         return jobs
@@ -195,7 +227,7 @@ class Replayer:
         rows = [job.known for job in jobs]
         step = self._store.begin([job.run(job.known) for job in jobs])
         for layer in range(self._layers):
-            step.append(layer, *_of_trace(jobs, layer, rows))
+            step.append(layer, *of_traces(jobs, layer, rows))
         _finish(step, jobs)
 
     def _feed_changed(self, jobs: Sequence[Job]) -> torch.Tensor:
@@ -204,7 +236,7 @@ class Replayer:
         first_layer = jobs[0].first_layer
         step = self._store.begin([job.run(job.changed) for job in jobs])
         for layer in range(first_layer):
-            step.append(layer, *_of_trace(jobs, layer, rows))
+            step.append(layer, *of_traces(jobs, layer, rows))
         x = torch.cat([job.trace.inputs[first_layer][job.changed] for job in jobs])
         positions = [
             len(job.trace.request.prompt_ids) + row
@@ -260,12 +292,3 @@ def _finish(step: Step, jobs: Sequence[Job]) -> None:
     held = step.resident_bytes.tolist()
     for number, job in enumerate(jobs):
         job.resident += held[step.rows_of(number)]
-
-
-def _of_trace(
-    jobs: Sequence[Job], layer: int, rows: Sequence[slice]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The traces' keys and values of each job's rows in a layer, [rows, kv_heads, head_dim]."""
-    pairs = list(zip(jobs, rows, strict=True))
-    keys = torch.cat([job.trace.keys[layer][these] for job, these in pairs])
-    return keys, torch.cat([job.trace.values[layer][these] for job, these in pairs])

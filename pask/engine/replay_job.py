@@ -3,7 +3,7 @@ anything can be different."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +22,20 @@ from pask.methods.levels import Level
 
 Named = tuple[str, Method]
 
+GiveUp = Callable[[str], bool]
+"""Whether an answer that begins with this text (whole characters) need not be written on."""
 
-@dataclass
+
+@dataclass(frozen=True)
+class Asked:
+    """A method, by its entry's name, that is to be judged on a trace."""
+
+    trace: Trace
+    named: Named
+    give_up: GiveUp | None = None
+
+
+@dataclass(eq=False)
 class Job:
     """A method on a trace, ready to be judged.
 
@@ -39,6 +51,7 @@ class Job:
     first_layer: int
     first_row: int
     prompt_bytes: int
+    give_up: GiveUp | None = None
     resident: list[int] = field(default_factory=list)
     changes: dict[int, float] = field(default_factory=dict)
     token_layers: int = 0
@@ -94,6 +107,7 @@ def lay(
     trace: Trace,
     named: Named,
     limits: Limits,
+    give_up: GiveUp | None = None,
 ) -> Job:
     """Decide the final level of every token, and take a seat with the prompt as it is placed."""
     (state,), info, (who,) = prepared.states, prepared.info, prepared.who
@@ -113,9 +127,8 @@ def lay(
     )
     store.reserve(seat, slots_for(prepared, trace, limits, store.page_slots))
     first_layer, first_row = first_effect(placements, levels, trace.fed)
-    return Job(
-        trace, named, seat, levels, first_layer, first_row, prompt_bytes=store.resident_total(seat)
-    )
+    held = store.resident_total(seat)
+    return Job(trace, named, seat, levels, first_layer, first_row, held, give_up)
 
 
 def first_effect(
@@ -136,6 +149,15 @@ def first_effect(
             first_layer = min(first_layer, int(low.any(axis=0).argmax()))
             first_row = min(first_row, int(low.any(axis=1).argmax()))
     return first_layer, first_row
+
+
+def of_traces(
+    jobs: Sequence[Job], layer: int, rows: Sequence[slice]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The traces' keys and values of each job's rows in a layer, [rows, kv_heads, head_dim]."""
+    pairs = list(zip(jobs, rows, strict=True))
+    keys = torch.cat([job.trace.keys[layer][these] for job, these in pairs])
+    return keys, torch.cat([job.trace.values[layer][these] for job, these in pairs])
 
 
 def first_difference(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pask.engine.answer import Answer
-from pask.engine.replay_job import Job, Named
-
-GiveUp = Callable[[str], bool]
-"""Whether an answer that begins with this text (whole characters) need not be written on."""
+from pask.engine.replay_job import Asked, Job
 
 
 def _decoder() -> codecs.IncrementalDecoder:
     return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
-@dataclass
+@dataclass(eq=False)
 class Open:
     """A replay whose answer is being written on, or is whole, or is given up."""
 
@@ -34,10 +31,10 @@ class Open:
     def ended(self) -> bool:
         return self.given_up or self.answer.done
 
-    def ask(self, give_up: GiveUp, vocabulary: Sequence[bytes]) -> None:
+    def ask(self, vocabulary: Sequence[bytes]) -> None:
         """Give the answer up if it may be; one that has ended is not asked about."""
-        tokens = self.answer.tokens
-        if self.answer.finish or self.seen == len(tokens):
+        tokens, give_up = self.answer.tokens, self.job.give_up
+        if give_up is None or self.answer.finish or self.seen == len(tokens):
             return
         self.text += self.decoder.decode(b"".join(vocabulary[t] for t in tokens[self.seen :]))
         self.seen = len(tokens)
@@ -46,14 +43,24 @@ class Open:
 
 
 class Waiting:
-    """Methods in order, of which the first can be looked at before it is taken."""
+    """What is asked for, in order, of which the first can be looked at before it is taken.
 
-    def __init__(self, methods: Iterable[Named]) -> None:
-        self._methods = iter(methods)
-        self._first = next(self._methods, None)
+    A None among it says that there is nothing more for now.
+    """
 
-    def first(self) -> Named | None:
+    def __init__(self, asked: Iterable[Asked | None]) -> None:
+        self._asked = iter(asked)
+        self._first: Asked | None = None
+        self.ended = False
+
+    def first(self) -> Asked | None:
+        """None where there is nothing: for now, or for good where it has `ended`."""
+        if self._first is None and not self.ended:
+            try:
+                self._first = next(self._asked)
+            except StopIteration:
+                self.ended = True
         return self._first
 
     def take(self) -> None:
-        self._first = next(self._methods, None)
+        self._first = None

@@ -16,11 +16,13 @@ import yaml
 
 from pask.bfcl.data import load_rows
 from pask.bfcl.splits import build_splits
+from pask.calibration import side_by_side
 from pask.calibration.gather import gather
+from pask.calibration.intervention import Interventions
 from pask.calibration.measure_row import RowMeasurer
 from pask.calibration.rows import evidence_files, measure_rows, read_evidence
 from pask.calibration.run import calibration_rows
-from pask.calibration.sensitivity import Interventions
+from pask.calibration.side_by_side import Begun
 from pask.config import RunConfig, load
 from pask.engine.loading import load_model
 from pask.errors import PaskError
@@ -147,15 +149,16 @@ def test_a_line_has_everything_of_its_row(made: Path, config: RunConfig) -> None
 def test_a_kill_loses_the_row_in_hand_alone(
     made: Path, there: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, asked_for = RowMeasurer.measure, [0]
+    begin, asked_for = RowMeasurer._begin, [0]
 
-    def killed(self: RowMeasurer, *arguments: Any) -> dict[str, Any]:
+    def killed(self: RowMeasurer, *arguments: Any) -> Begun:
         asked_for[0] += 1
         if asked_for[0] == 3:
             raise KeyboardInterrupt
-        return measure(self, *arguments)
+        return begin(self, *arguments)
 
-    monkeypatch.setattr(RowMeasurer, "measure", killed)
+    monkeypatch.setattr(side_by_side, "AT_ONCE", 1)
+    monkeypatch.setattr(RowMeasurer, "_begin", killed)
     with pytest.raises(KeyboardInterrupt):
         measure_rows(config, TRIED)
     (part,) = there.glob("results/tiny/evidence/*/1-of-1.jsonl")

@@ -14,7 +14,9 @@ from pask.engine.decode import generate, new_store
 from pask.engine.generation import Generation, Limits, Task
 from pask.engine.kv_store import KVStore, Seat
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
-from pask.engine.replay import Replayer
+from pask.engine.replay import Replayed, Replayer
+from pask.engine.replay_job import Asked, GiveUp
+from pask.engine.trace import Trace
 from pask.errors import PaskError
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
@@ -320,6 +322,55 @@ def test_every_method_has_its_outcome(
         found = replayer.replay(trace, POLICIES.items(), max_batch=max_batch)
         assert sorted(one.generation.entry for one in found) == sorted(POLICIES)
         replayer.free(trace)
+
+
+@pytest.mark.parametrize("max_batch", [1, 5, 32])
+def test_traces_are_judged_side_by_side(
+    model: LoadedModel,
+    requests: list[SomeRequest],
+    answers: dict[str, Generation],
+    store: KVStore,
+    max_batch: int,
+) -> None:
+    """Two at a time, every other one with early ends: each as if it were alone."""
+    replayer = Replayer(model, store, LIMITS)
+    gives_up = {request.id for request in requests[1::2]}
+
+    def give_up_of(request: SomeRequest) -> GiveUp | None:
+        return (lambda text: len(text) >= 8) if request.id in gives_up else None
+
+    alone: dict[tuple[str, str], Replayed] = {}
+    for request in requests:
+        trace = replayer.trace(full([request])[0], answers[request.id].token_ids)
+        for one in replayer.replay(trace, POLICIES.items(), give_up=give_up_of(request)):
+            alone[request.id, one.generation.entry] = one
+        replayer.free(trace)
+    left: dict[str, int] = {}
+    traces: dict[str, Trace] = {}
+    waited = 0
+
+    def asked() -> Iterator[Asked | None]:
+        nonlocal waited
+        for request in requests:
+            while len(traces) == 2:
+                waited += 1
+                yield None
+            trace = replayer.trace(full([request])[0], answers[request.id].token_ids)
+            traces[request.id], left[request.id] = trace, len(POLICIES)
+            for named in POLICIES.items():
+                yield Asked(trace, named, give_up_of(request))
+
+    together: dict[tuple[str, str], Replayed] = {}
+    for one in replayer.replay_all(asked(), max_batch=max_batch):
+        request_id = one.generation.request_id
+        together[request_id, one.generation.entry] = one
+        left[request_id] -= 1
+        if not left[request_id]:
+            replayer.free(traces.pop(request_id))
+    assert together == alone
+    assert bool(waited) == (max_batch > 1)
+    assert {request_id for (request_id, _), one in alone.items() if one.given_up} <= gives_up
+    assert any(one.given_up for one in alone.values())
 
 
 def test_a_broken_off_replay_leaves_nothing_behind(

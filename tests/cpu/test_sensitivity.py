@@ -11,24 +11,22 @@ import pytest
 from pask.bfcl.data import load_rows
 from pask.bfcl.request import Request, RequestBuilder
 from pask.calibration.distortion import distortions
-from pask.calibration.intervention import OneBucket, OneLabel
-from pask.calibration.sensitivity import (
-    Buckets,
-    Interventions,
-    Outcome,
+from pask.calibration.intervention import Buckets, Interventions, OneBucket, OneLabel
+from pask.calibration.reference import (
+    Judge,
     Reference,
     _beginning,
-    outcomes,
     read_reference,
+    replayed_part,
 )
+from pask.calibration.sensitivity import Outcome, Plan
 from pask.engine.decode import generate, new_store
 from pask.engine.generation import Generation, Limits, Task
 from pask.engine.kv_plan import Run
 from pask.engine.kv_store import KVStore
 from pask.engine.loading import LoadedModel, load_model, tokenizer_info
 from pask.engine.replay import Replayer
-from pask.engine.replay_job import lay, prepared_for
-from pask.engine.replay_open import GiveUp
+from pask.engine.replay_job import GiveUp, lay, prepared_for
 from pask.engine.trace import Trace
 from pask.methods.contract import Method
 from pask.methods.full import FullKV
@@ -83,6 +81,28 @@ def store(model: LoadedModel) -> Iterator[KVStore]:
 def read(replayer: Replayer, request: Request, tokens: tuple[int, ...]) -> Reference:
     task = Task(request, (("full", FullKV()),))
     return read_reference(replayer, task, tokens, judge, buckets=BUCKETS, sinks=TRIED.sinks)
+
+
+def outcomes(
+    replayer: Replayer,
+    reference: Reference,
+    judge: Judge,
+    *,
+    layers: int,
+    buckets: Buckets,
+    interventions: Interventions,
+    max_batch: int = 32,
+    hopeless: GiveUp | None = None,
+) -> tuple[Outcome, ...]:
+    """Those of one row alone."""
+    plan = Plan(layers, buckets, interventions)
+    trace = replayed_part(reference, hopeless)
+    methods = plan.methods(reference, trace.fed)
+    replayed = {
+        one.generation.entry: one
+        for one in replayer.replay(trace, methods, max_batch=max_batch, give_up=hopeless)
+    }
+    return plan.outcomes(reference, trace.fed, replayed, judge)
 
 
 def tried(
