@@ -118,12 +118,14 @@ def test_what_a_candidate_breaks_does_not_weigh_in_its_cost() -> None:
         given_up=True,
         token_layers=3,
     )
-    reference = SimpleNamespace(names=(VALUE, LAYOUT))
+    reference = SimpleNamespace(names=(VALUE, LAYOUT), correct=True)
     row = SimpleNamespace(task=SimpleNamespace(request=SimpleNamespace(prompt_labels=LABELS)))
-    found = _result(answer, broken, reference, row)  # type: ignore[arg-type]
+    begun = SimpleNamespace(reference=reference, row=row)
+    found = _result(answer, broken, begun)  # type: ignore[arg-type]
     assert found["tokens"] == 2
     assert found["cost"] == answer.tokens_at_high([VALUE, LAYOUT])
     assert found["given_up"]
+    assert not found["correct"]
 
 
 def test_names_are_those_of_tokens_that_may_be_lowered() -> None:
