@@ -38,7 +38,9 @@ def accuracy_figure(
             n = int(rows["n"].iloc[0])
             axes.set_title(f"{SUBSET_NAMES[subset]} (n = {n:,})")
         names = entry_names(frame)
-        panels[0].set_yticks(range(len(entries)), ["\n".join(names[e]) for e in entries])
+        # Two lines have room: an entry's own name, where it is given, says its target too.
+        labels = ["\n".join((names[e][0], *names[e][1:][-1:])) for e in entries]
+        panels[0].set_yticks(range(len(entries)), labels)
         panels[0].set_ylim(len(entries) - 0.4, -0.6)
         title = "\n".join(("BFCL accuracy by method and byte budget, %", smoke_line(frame)))
         figure.suptitle(title.strip(), x=0.01, ha="left", fontsize=8.5, fontweight="bold")

@@ -82,6 +82,20 @@ def test_the_figure_says_what_it_shows(files: dict[str, Path]) -> None:
     assert shown.count("not run") == 2
 
 
+def test_variants_have_two_lines_each(tmp_path: Path) -> None:
+    """More would run into the next entry's."""
+    right = paper_counts(paper_accuracy(), "snapkv")
+    plain, other = (long_rows("snapkv", right, budget=0.33) for _ in range(2))
+    other["entry"] = "snapkv-other@0.33"
+    long = pd.concat([plain, other])
+    frame = accuracy_table(long, paper_accuracy(), TEST_SIZES)
+    (svg,) = (p for p in accuracy_figure(frame, tmp_path, STYLES) if p.suffix == ".svg")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg.read_text(encoding="utf-8"))
+    assert texts.count("SnapKV") == 2
+    assert {"snapkv@0.33", "snapkv-other@0.33"} <= set(texts)
+    assert "target 0.33" not in texts
+
+
 def test_colours_come_from_the_styles(files: dict[str, Path]) -> None:
     svg = files[".svg"].read_text(encoding="utf-8")
     assert "#0072b2" in svg
