@@ -37,7 +37,6 @@ _IN_DECODE: tuple[tuple[Any, str], ...] = (
     (kv_step, "append_bounds"),
     (kv_leave, "append_low"),
 )
-_DECIDES = "levels_of"  # of a method that acts on tokens: its lookup
 
 
 @dataclass
@@ -45,14 +44,14 @@ class Watch:
     """Seconds by (entry, phase): of the engine in all, and of the method's own work in it.
 
     `calls` counts the calls of functions that do such work, by (entry, function); `rows`: tokens
-    fed by entry. `deciding`: the part of own work that says where decoded tokens end, by entry.
+    fed by entry; `spent`: the seconds of those calls.
     """
 
     total: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     own: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
-    deciding: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    spent: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     _now: tuple[str, str] | None = None  # whose work is done, in which phase
     _inside: bool = False  # of a function whose time is taken already
     _turn: bool = False  # whether the last attention was timed with its probabilities
@@ -66,7 +65,7 @@ class Watch:
     def lookup(self, entry: str) -> float:
         """The share of decoding in which the levels of decoded tokens are decided, 0 to 1."""
         total = self.total[entry, "decode"]
-        return self.deciding[entry] / total if total else 0.0
+        return self.spent[entry, "levels_of"] / total if total else 0.0
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -92,8 +91,7 @@ class Watch:
                 seconds = time.perf_counter() - start
                 self.own[self._now] += seconds
                 self.calls[self._now[0], function.__name__] += 1
-                if function.__name__ == _DECIDES:
-                    self.deciding[self._now[0]] += seconds
+                self.spent[self._now[0], function.__name__] += seconds
                 self._inside = False
 
         return wrapper

@@ -55,14 +55,14 @@ def judged(
     under_way: dict[str, Begun] = {}
     finished: list[Begun] = []
 
+    def fits(row: ReferenceRow) -> bool:
+        others = [begun.row.task for begun in under_way.values()]
+        return len(others) < AT_ONCE and replayer.room_beside(row.task, others)
+
     def asked() -> Iterator[Asked | None]:
         for row in rows:
-            others = [begun.row.task for begun in under_way.values()]
-            while under_way and (
-                len(under_way) >= AT_ONCE or not replayer.room_beside(row.task, others)
-            ):
+            while under_way and not fits(row):
                 yield None
-                others = [begun.row.task for begun in under_way.values()]
             begun = begin(row)
             if begun.finished:  # there is nothing to be judged on it
                 finished.append(begun)
@@ -71,14 +71,15 @@ def judged(
             for named in begun.methods:
                 yield Asked(begun.trace, named, row.hopeless)
 
+    def handed_out() -> Iterator[Begun]:
+        while finished:
+            yield finished[0]
+            replayer.free(finished.pop(0).reference.trace)
+
     for found in replayer.replay_all(asked(), max_batch=max_batch):
         begun = under_way[found.generation.request_id]
         begun.replayed[found.generation.entry] = found
         if begun.finished:
             finished.append(under_way.pop(begun.row.task.request.id))
-        while finished:
-            yield finished[0]
-            replayer.free(finished.pop(0).reference.trace)
-    while finished:
-        yield finished[0]
-        replayer.free(finished.pop(0).reference.trace)
+        yield from handed_out()
+    yield from handed_out()

@@ -104,8 +104,8 @@ class Replayer:
         longest, page = self._limits.max_new_tokens, self._store.page_slots
         prompt = len(task.request.prompt_ids)
         most = max(len(one.request.prompt_ids) for one in (task, *others))
-        # A replay is promised its prompt beside what it takes when it is placed; its answer lies in
-        # a ring and in pages, each of which may be partly filled.
+        # Slots: of the trace its prompt and answer; of a replay the prompt, placed and promised,
+        # and three answers: new tokens, the trace's, and the ring. Pages may be partly filled.
         needed = prompt + longest + 2 * most + 3 * longest + 12 * page
         return self._store.room_for({Level.HIGH: needed}) and self._store.seats.count(None) > 2
 

@@ -127,8 +127,11 @@ def lay(
     )
     store.reserve(seat, slots_for(prepared, trace, limits, store.page_slots))
     first_layer, first_row = first_effect(placements, levels, trace.fed)
-    held = store.resident_total(seat)
-    return Job(trace, named, seat, levels, first_layer, first_row, held, give_up)
+    return Job(
+        *(trace, named, seat, levels, first_layer, first_row),
+        prompt_bytes=store.resident_total(seat),
+        give_up=give_up,
+    )
 
 
 def first_effect(

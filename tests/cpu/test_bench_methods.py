@@ -164,8 +164,8 @@ def test_the_lookup_is_the_part_that_decides(
 ) -> None:
     entries = {"low": Low(), "slow_low": SlowLow(), "slow": Slow(evicting=NAP)}
     watch, _ = watched(model, requests, entries)
-    assert watch.deciding["slow_low"] > watch.calls["slow_low", "levels_of"] * NAP
-    assert watch.deciding["slow_low"] < watch.own["slow_low", "decode"]
+    assert watch.spent["slow_low", "levels_of"] > watch.calls["slow_low", "levels_of"] * NAP
+    assert watch.spent["slow_low", "levels_of"] < watch.own["slow_low", "decode"]
     assert watch.lookup("slow_low") > 0.5 > watch.lookup("low") > 0
     assert watch.lookup("slow") == 0  # evicting is own work, but no lookup
     assert watch.lookup("no such entry") == 0
