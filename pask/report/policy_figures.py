@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -103,9 +104,17 @@ def cost_figure(
             axes.set_title(f"{side} side, n = {own['rows'].iloc[0]}{more}", fontsize=7.5)
             axes.set_xlabel("tolerance α, and increase in failures, points", fontsize=7)
         panels[0].set_ylabel("cheapest C_KV of the side, %", fontsize=7)
+        # The panels mark the same things, and candidates may be anywhere in them.
+        marks = {name: handle for axes in panels for handle, name in _marks(axes)}
+        figure.legend(marks.values(), marks, fontsize=6, frameon=False, loc="outside lower center",
+                      ncols=len(marks))  # fmt: skip
         title = f"Reliability against cost\n{about}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold")
         return style.save(figure, folder, stem)
+
+
+def _marks(axes: Axes) -> list[tuple[Artist, str]]:
+    return list(zip(*axes.get_legend_handles_labels(), strict=True))
 
 
 def _cost_panel(axes: Axes, own: pd.DataFrame, curve: pd.DataFrame, alpha: float) -> None:
@@ -128,4 +137,3 @@ def _cost_panel(axes: Axes, own: pd.DataFrame, curve: pd.DataFrame, alpha: float
                   markerfacecolor="none", markeredgewidth=0.9, zorder=4)  # fmt: skip
     axes.set_xlim(min(-0.5, float(own["increase_pp"].min()) - 0.5), MAX_ALPHA + 0.5)
     axes.set_ylim(0, 104)
-    axes.legend(fontsize=6, frameon=False, loc="lower left")
