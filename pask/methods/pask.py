@@ -16,7 +16,9 @@ own cost.
 Deviations and open choices:
 - the paper gives no rule for sharing S between prompt and answer. Here the decode side has its
   selected candidate first and the prompt goes up its path, beyond or short of its own selected
-  candidate, as far as S allows. Once the prompt is whole the decode side goes up its path. Where S
+  candidate, as far as S allows. Once the prompt is whole the decode side goes up its path; with
+  `share` "by_distortion" the two go up side by side, whichever spares the answer more distortion by
+  the byte (`pask.policy.path.worth`), after what did any harm. Where S
   does not hold the prompt's floors and the selected candidate, Algorithm 2 demotes, and where it
   does not hold the floors of both, the prompt's thresholds are loosened for this request until
   its floors fit (`pask.policy.path.path_below`; note "below_floors"). Note "unreachable" where
@@ -87,6 +89,7 @@ POSITIONS = ("affected", "all")
 STAGES = ("both", "decode", "prompt")
 RESERVES = ("counted_down", "by_state")
 PROMPT_PATHS = ("harm_first", "distortion")
+SHARES = ("prompt_first", "by_distortion")
 _CRITICAL = frozenset({Next.CRITICAL, Next.NEAR})
 
 
@@ -106,8 +109,9 @@ class PASK(Method):
     "all": S(q) are all positions and not those that read a token of the bucket alone. `stages`:
     "decode" leaves the prompt whole, "prompt" the answer. `reserve` "by_state" and `prompt_path`
     "distortion": the paper's rules for one request, to the letter, where the other values deviate
-    (above). `policy_file`: follow this policy, made before, instead of making one; of the fields
-    that say how, only `actions` counts then. `policy`: what was read from a file.
+    (above). `share`: what bytes beyond the selected answer are spent on first. `policy_file`: follow
+    this policy, made before, instead of making one; of the fields that say how, only `actions`
+    counts then. `policy`: what was read from a file.
     """
 
     budget: float = 0.33
@@ -126,6 +130,7 @@ class PASK(Method):
     stages: str = "both"
     reserve: str = "counted_down"
     prompt_path: str = "harm_first"
+    share: str = "prompt_first"
     policy_file: str = ""
     policy: Policy | None = None
 
@@ -150,6 +155,7 @@ class PASK(Method):
             ("stages", STAGES),
             ("reserve", RESERVES),
             ("prompt_path", PROMPT_PATHS),
+            ("share", SHARES),
         ):
             if getattr(self, what) not in known:
                 names = ", ".join(known)
@@ -231,7 +237,7 @@ class PASK(Method):
         assert self.policy is not None
         if self.stages == "prompt":
             return DecodeChain.left_alone(self.policy.decode.evidence)
-        return DecodeChain.of(self.policy.decode)
+        return DecodeChain.of(self.policy.decode, prompt_first=self.share == "prompt_first")
 
     @cached_property
     def _prompt_chain(self) -> PromptChain | None:

@@ -2,8 +2,9 @@
 
 All choices of one request lie on one chain, each with at least the levels of the one before: the
 decode side at its floors, and the prompt up to its floors (`PromptChain.below`); the decode side's
-selected candidate; the prompt's upgrades (`PromptChain.above`); with the prompt whole, the decode
-side's later candidates; at last everything at HIGH.
+selected candidate; the prompt's upgrades (`PromptChain.above`) and the decode side's later
+candidates, those first that are worth most where both say what they are worth, and all of the
+prompt's first where they do not; at last everything at HIGH.
 The prompt goes up token by token, an upgrade's newest tokens first. Taken is the last choice whose
 expected bytes are within the knob's share, and of a request that has none the one that holds least.
 So the expected bytes never shrink as the knob grows.
@@ -16,13 +17,14 @@ proportions of the calibration answers, and whole pages of every level in every 
                                    + the ring of recent tokens where some end below HIGH)
     + 1 where low levels are used (the two vectors of key statistics).
 
-A decode candidate whose saving T (1 - cost) does not pay for its ring is passed over for HIGH.
+A decode candidate whose saving T (1 - cost) does not pay for its ring is passed over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -31,7 +33,7 @@ from pask.methods.contract import PromptInfo
 from pask.methods.levels import Level
 from pask.policy.actions import level_cost
 from pask.policy.evidence import Evidence
-from pask.policy.path import Upgrade, candidate, cost
+from pask.policy.path import Upgrade, candidate, cost, worth
 from pask.policy.policy import SidePolicy
 from pask.structure.buckets import LayerBucket
 from pask.structure.labels import Label
@@ -47,16 +49,20 @@ class DecodeChain:
     the last all stays at HIGH. `steps`: where on the path tokens start, None where the side does
     not act at all; at the floors as in the selected candidate, from which tokens are demoted.
     `shares` [ways, groups, kept levels] fp64: how the answer's tokens are expected to spread over
-    the levels, by group. `costs` [ways] fp64: slots of a token.
+    the levels, by group. `costs` [ways] fp64: slots of a token. `worth` [ways - 2] fp64: of each way
+    after the second, as `pask.policy.path.worth`; -inf puts it after all of the prompt's upgrades.
     """
 
     steps: tuple[int | None, ...]
     shares: torch.Tensor
     costs: torch.Tensor
+    worth: torch.Tensor
 
     @classmethod
-    def of(cls, side: SidePolicy) -> DecodeChain:
-        """Expectations from the side's own evidence."""
+    def of(cls, side: SidePolicy, *, prompt_first: bool = True) -> DecodeChain:
+        """Expectations from the side's own evidence. With `prompt_first` its later candidates wait
+        until the prompt is whole."""
+        later = side.path[side.steps :]
         steps = range(side.steps, len(side.path) + 1)
         tables = [side.floors, *(candidate(side.floors, side.path, n) for n in steps)]
         return cls(
@@ -67,6 +73,10 @@ class DecodeChain:
             torch.tensor(
                 [*(cost(side.evidence, table) for table in tables), 1.0], dtype=torch.float64
             ),
+            torch.tensor(
+                [-inf if prompt_first else worth(side.evidence, up) for up in later] + [-inf],
+                dtype=torch.float64,
+            ),
         )
 
     @classmethod
@@ -74,7 +84,8 @@ class DecodeChain:
         """Every decoded token at HIGH, in the groups and levels of `evidence`."""
         ways = 3
         shares = _at_high(evidence).expand(ways, -1, -1)
-        return cls((None,) * ways, shares, torch.ones(ways, dtype=torch.float64))
+        ones = torch.ones(ways, dtype=torch.float64)
+        return cls((None,) * ways, shares, ones, torch.full((ways - 2,), -inf).double())
 
     def rings(self, recent: int, page_slots: int) -> torch.Tensor:
         """[ways, groups] fp64: slots of the rings of recent tokens, 0 where all end at HIGH."""
@@ -82,16 +93,23 @@ class DecodeChain:
         return (self.shares[..., -1] < 1 - _ROUNDING).double() * ring
 
     def paying(self, info: PromptInfo, recent: int, weights: torch.Tensor) -> DecodeChain:
-        """The same with HIGH for what does not pay for its rings; `weights` [groups]."""
+        """The same without what does not pay for its rings; `weights` [groups].
+
+        Floors and selected candidate, of which there has to be one, have HIGH instead.
+        """
         saved = info.expected_new_tokens * (1 - self.costs)
-        pays = saved > self.rings(recent, info.page_slots) @ weights
+        pays = saved > self.rings(recent, info.page_slots) @ weights + _ROUNDING
+        kept = pays.clone()
+        kept[[0, 1, -1]] = True
         return DecodeChain(
             tuple(
                 steps if acts else None
-                for steps, acts in zip(self.steps, pays.tolist(), strict=True)
+                for steps, acts, stays in zip(self.steps, pays.tolist(), kept.tolist(), strict=True)
+                if stays
             ),
-            torch.where(pays[:, None, None], self.shares, self.shares[-1]),
-            torch.where(pays, self.costs, self.costs[-1]),
+            torch.where(pays[:, None, None], self.shares, self.shares[-1])[kept],
+            torch.where(pays, self.costs, self.costs[-1])[kept],
+            self.worth[kept[2:]],
         )
 
 
@@ -116,21 +134,26 @@ def _shares(evidence: Evidence, table: Mapping[LayerBucket, Level]) -> torch.Ten
 @dataclass(frozen=True)
 class PromptChain:
     """The prompt's buckets from their lowest levels `start` up to HIGH, one upgrade at a time:
-    those `below` the floors, then those `above`."""
+    those `below` the floors, then those `above`, each with its `worth`: infinite where the bucket
+    did harm, else `pask.policy.path.worth`."""
 
     start: Mapping[LayerBucket, Level]
     below: tuple[Upgrade, ...]
     above: tuple[Upgrade, ...]
+    worth: tuple[float, ...]
 
     @classmethod
     def of(cls, side: SidePolicy) -> PromptChain:
         """From nothing: up to the floors what did most harm first, then what did any, then by D."""
-        return cls(dict.fromkeys(side.floors, Level.RELEASE), side.below, side.above)
+        rest = side.above[len(side.mending) :]
+        found = (inf,) * len(side.mending) + tuple(worth(side.evidence, up) for up in rest)
+        return cls(dict.fromkeys(side.floors, Level.RELEASE), side.below, side.above, found)
 
     @classmethod
     def from_floors(cls, side: SidePolicy) -> PromptChain:
         """Nothing below the floors, and above them the side's path, as candidates are made."""
-        return cls(side.floors, (), side.path)
+        found = tuple(worth(side.evidence, up) for up in side.path)
+        return cls(side.floors, (), side.path, found)
 
 
 @dataclass(frozen=True)
@@ -178,11 +201,8 @@ def plan(
     weights = layers / layers.sum()
     decode = decode.paying(info, recent, weights)
     walk = _Walk.of(info, prompt, evidence, sinks)
-    upgrades, ways = len(walk.tokens), len(decode.steps)
-    # The chain's choices: a way to treat the answer, and so many of the prompt's upgrades.
-    below, above = walk.to_floors + 1, upgrades - walk.to_floors + 1
-    way = torch.arange(ways).repeat_interleave(torch.tensor([below, above, *[1] * (ways - 2)]))
-    taken = (torch.arange(len(way)) - (way > 0).long()).clamp(max=upgrades)
+    upgrades = len(walk.tokens)
+    way, taken = _choices(decode, walk)
     counts, shares = walk.counts[taken], decode.shares[way]
     slots = counts + info.expected_new_tokens * shares
     pages = (slots / info.page_slots - _ROUNDING).ceil() * info.page_slots
@@ -202,7 +222,7 @@ def plan(
     long = margin * info.expected_new_tokens * decode.costs
     remaining = float(long[way[at]] + allowed - held[at])
     if way[at] == 0 or taken[at] < upgrades:
-        remaining = min(remaining, float(long[1]))
+        remaining = min(remaining, float(long[max(1, int(way[at]))]))
     return Plan(
         walk.levels(info, int(taken[at])),
         decode.steps[int(way[at])],
@@ -214,13 +234,29 @@ def plan(
     )
 
 
+def _choices(decode: DecodeChain, walk: _Walk) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chain: [n] int64 a way to treat the answer, and [n] so many of the prompt's steps.
+
+    A step or way comes when it is worth most of what is next on either side, and no earlier than
+    those before it on its own; of equals the prompt's come first.
+    """
+    below = torch.arange(walk.to_floors + 1)
+    found = [side.cummin(0).values for side in (walk.worth, decode.worth) if len(side)]
+    order = torch.cat(found).argsort(descending=True, stable=True)
+    of_answer = order >= len(walk.worth)
+    way = torch.cat((torch.zeros_like(below), torch.tensor([1]), 1 + of_answer.cumsum(0)))
+    above = walk.to_floors + (~of_answer).cumsum(0)
+    return way, torch.cat((below, below[-1:], above))
+
+
 @dataclass(frozen=True)
 class _Walk:
     """The prompt's chain: where its tokens begin, and one token of one group a step.
 
     `least` [groups, P] int64: the levels before the first step; `tokens`, `groups`, `ends` [n]
     int64: the step puts the token to the level; `counts` [n + 1, groups, kept levels] fp64: tokens
-    at each level after so many steps; after `to_floors` steps the prompt is at its floors.
+    at each level after so many steps; after `to_floors` steps the prompt is at its floors; `worth`
+    [n - to_floors] fp64: of the steps from there on.
     """
 
     least: torch.Tensor
@@ -229,6 +265,7 @@ class _Walk:
     ends: torch.Tensor
     counts: torch.Tensor
     to_floors: int
+    worth: torch.Tensor
 
     @classmethod
     def of(
@@ -237,6 +274,7 @@ class _Walk:
         groups, kept = len(evidence.groups), evidence.ladder.actions[1:]
         least = torch.full((groups, info.prompt_tokens), int(Level.HIGH))
         upgrades: list[Upgrade] = []
+        worths: list[float] = []
         to_floors = 0
         tokens = [torch.zeros(0, dtype=torch.int64)]
         if prompt is not None:
@@ -246,6 +284,8 @@ class _Walk:
                     least[bucket.group, places[bucket.name]] = int(level)
             ups = (*prompt.below, *prompt.above)
             upgrades = [up for up in ups if up.bucket.name in places]
+            values = zip(ups, (*[inf] * len(prompt.below), *prompt.worth), strict=True)
+            worths = [value for up, value in values if up.bucket.name in places]
             to_floors = sum(len(places.get(up.bucket.name, ())) for up in prompt.below)
             tokens += [places[up.bucket.name].flip(0) for up in upgrades]
         sizes = torch.tensor([len(places) for places in tokens[1:]], dtype=torch.int64)
@@ -262,7 +302,8 @@ class _Walk:
         for place, level in enumerate(kept):
             changes[0, :, place] = (least == level).sum(dim=1)
             changes[steps, group, place] = (end == level).double() - (start == level).double()
-        return cls(least, torch.cat(tokens), group, end, changes.cumsum(0), to_floors)
+        value = torch.tensor(worths, dtype=torch.float64).repeat_interleave(sizes)[to_floors:]
+        return cls(least, torch.cat(tokens), group, end, changes.cumsum(0), to_floors, value)
 
     def levels(self, info: PromptInfo, taken: int) -> torch.Tensor | None:
         """[groups, P] after the first `taken` steps; None where all are at HIGH."""

@@ -66,6 +66,20 @@ def ratio(found: BucketEvidence, a: Level, a2: Level, groups: Sequence[int]) -> 
     return less * (stored_bits(Level.HIGH) * layers) / bits
 
 
+def worth(evidence: Evidence, upgrade: Upgrade) -> float:
+    """What the bytes of an upgrade spare an answer: D over all positions that feel the bucket, by
+    the upgrade's cost for all of the bucket's tokens.
+
+    Both are a calibration row's mean, so buckets of the answer compare with those of the prompt. 0
+    where the bucket has no tokens.
+    """
+    found = next(one for one in evidence.buckets if one.bucket == upgrade.bucket)
+    if not found.tokens:
+        return 0.0
+    each = ratio(found, upgrade.start, upgrade.end, evidence.groups) / found.tokens
+    return each * found.positions / evidence.rows
+
+
 def ranked_path(
     evidence: Evidence, floors: Mapping[LayerBucket, Level], ranking: str
 ) -> tuple[Upgrade, ...]:

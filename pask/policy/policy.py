@@ -114,21 +114,29 @@ class SidePolicy:
         return path_below(self.evidence, self.floors, self.tau, self.ranking)
 
     @cached_property
-    def above(self) -> tuple[Upgrade, ...]:
-        """From the floors to everything at HIGH where a budget and no tolerance decides: on in the
-        order of `below` until nothing is left that did harm, and then by D.
+    def mending(self) -> tuple[Upgrade, ...]:
+        """From the floors on in the order of `below` until nothing is left that did harm.
 
         Thresholds that are tolerable leave buckets low that did some harm; what a budget has left
-        is theirs first. Without thresholds it is `path`.
+        is theirs first. Nothing without thresholds.
         """
         if self.tau is None:
+            return ()
+        whole = path_below(self.evidence, self._harmless, self.tau, self.ranking)
+        return whole[len(self.below) :]
+
+    @cached_property
+    def above(self) -> tuple[Upgrade, ...]:
+        """From the floors to everything at HIGH where a budget and no tolerance decides: `mending`,
+        and then by D. Without thresholds it is `path`."""
+        if self.tau is None:
             return self.path
-        harmless = floors(self.evidence, Thresholds(0.0, 0.0))
-        to_harmless = path_below(self.evidence, harmless, self.tau, self.ranking)
-        return (
-            *to_harmless[len(self.below) :],
-            *ranked_path(self.evidence, harmless, self.ranking),
-        )
+        return *self.mending, *ranked_path(self.evidence, self._harmless, self.ranking)
+
+    @property
+    def _harmless(self) -> Mapping[LayerBucket, Level]:
+        """The floors of thresholds that allow no harm."""
+        return floors(self.evidence, Thresholds(0.0, 0.0))
 
     @property
     def cost(self) -> float:

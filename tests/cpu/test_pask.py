@@ -175,6 +175,7 @@ def test_a_layer_is_placed_as_its_group() -> None:
         ({"ranking": "none"}, "pask: ranking 'none' is none of distortion, distortion_per_byte, "),
         ({"floors": "all"}, "pask: floors 'all' is none of task_error, none"),
         ({"reserve": "none"}, "pask: reserve 'none' is none of counted_down, by_state"),
+        ({"share": "half"}, "pask: share 'half' is none of prompt_first, by_distortion"),
         ({"prompt_path": "loss"}, "pask: prompt_path 'loss' is none of harm_first, distortion"),
         ({"distortion": "all"}, "pask: distortion 'all' is none of local, propagated"),
         ({"positions": "few"}, "pask: positions 'few' is none of affected, all"),

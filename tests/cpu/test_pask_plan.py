@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pask.methods.contract import PromptInfo
 from pask.methods.levels import Level
 from pask.methods.pask_plan import DecodeChain, Plan, PromptChain, plan
-from pask.policy.evidence import Failures
+from pask.policy.evidence import Evidence, Failures
 from pask.policy.floors import Thresholds
-from pask.policy.path import greedy_path
+from pask.policy.path import Upgrade, greedy_path
 from pask.policy.policy import Policy
 from pask.structure.buckets import LayerBucket
 from pask.structure.labels import Label
@@ -44,10 +44,11 @@ def planned(
     sinks: int = 1,
     *,
     letter: bool = False,
+    prompt_first: bool = True,
 ) -> Plan:
     assert policy.prompt is not None
     prompt = PromptChain.from_floors(policy.prompt) if letter else PromptChain.of(policy.prompt)
-    chain = DecodeChain.of(policy.decode)
+    chain = DecodeChain.of(policy.decode, prompt_first=prompt_first)
     if stages == "prompt":
         chain = DecodeChain.left_alone(policy.decode.evidence)
     return plan(
@@ -197,6 +198,28 @@ def test_with_a_whole_prompt_the_answer_goes_up(total: float, steps: int, remain
         assert found.remaining == pytest.approx(remaining)
 
 
+@pytest.mark.parametrize(
+    ("total", "steps", "remaining", "others"),
+    [
+        (16.62, 1, 4.625, "H....HH4444H"),
+        (16.63, 2, 4.625 + 3.75, "H....HH4444H"),  # layout to INT4 in two layers
+        (18.01, 3, 9.75, "H....HH4444H"),  # values to HIGH in one: 6 * 0.2292 more
+        (18.22, 3, 9.75, "H...4HH4444H"),  # names to INT4 in two layers: 0.2083 each
+        (18.84, 3, 9.75, "H4444HH4444H"),
+        (20.71, 4, 11.625, "H4444HH4444H"),  # layout to INT4 in the other layer: 6 * 0.3125
+    ],
+)
+def test_answer_and_prompt_go_up_side_by_side_by_what_they_are_worth(
+    total: float, steps: int, remaining: float, others: str
+) -> None:
+    """Half of D, as five of ten rows' positions feel a bucket, by slots: of the answer 2 / 0.625
+    and then 1.1 / 0.2292 and 0.5 / 0.3125; of the prompt 2 / 0.8333 and then 1 / 0.9167."""
+    found = planned(by_hand(), info(LABELS, 24), total / 36, prompt_first=False)
+    assert shown(found) == ["H....HH4444H", others]
+    assert (found.steps, found.unreachable) == (steps, False)
+    assert found.remaining == pytest.approx(remaining)
+
+
 def test_an_answer_that_does_not_pay_for_its_ring_stays_at_high() -> None:
     # The floors save 0.9219 a token: 1.84 of 2, 2.77 of 3; the ring takes 2.
     assert planned(by_hand(), info(LABELS, 2), 0.6).steps is None
@@ -223,8 +246,17 @@ def test_a_prompt_side_needs_labels() -> None:
 COSTS = {Level.RELEASE: 0.0, Level.LOW2: 3 / 16, Level.LOW4: 5 / 16, Level.HIGH: 1.0}
 
 
+def spared(evidence: Evidence, upgrade: Upgrade) -> float:
+    """Distortion over an answer's positions that a slot spares, a mean calibration row's."""
+    one = next(found for found in evidence.buckets if found.bucket == upgrade.bucket)
+    less = one.distortion[upgrade.start] - one.distortion[upgrade.end]
+    share = evidence.groups[one.bucket.group] / sum(evidence.groups)
+    slots = one.tokens * (COSTS[upgrade.end] - COSTS[upgrade.start]) * share
+    return max(0.0, less) * one.positions / evidence.rows / slots
+
+
 def slow_chain(
-    policy: Policy, about: PromptInfo, sinks: int, letter: bool = False
+    policy: Policy, about: PromptInfo, sinks: int, letter: bool, prompt_first: bool
 ) -> list[tuple[float, list[list[Level]], bool, float, bool]]:
     """(slots, levels by group and token, whether decoded tokens are acted on, their own slots,
     whether the answer has its floors alone)."""
@@ -265,35 +297,58 @@ def slow_chain(
 
     def paid(table: dict[LayerBucket, Level]) -> dict[LayerBucket, Level] | None:
         _, slots, rings = answer(table)
-        return table if expected - slots > rings else None
+        return table if expected - slots > rings + 1e-9 else None
 
     decode = policy.decode
     tables: list[dict[LayerBucket, Level]] = [dict(decode.floors)]
-    for number, upgrade in enumerate(decode.path):
-        if number >= decode.steps:
-            tables.append({**tables[-1], upgrade.bucket: upgrade.end})
-        else:
-            tables[0] = {**tables[0], upgrade.bucket: upgrade.end}
+    for upgrade in decode.path:
+        tables.append({**tables[-1], upgrade.bucket: upgrade.end})
+    selected = tables[decode.steps]
+    later = [
+        (table, spared(decode.evidence, upgrade))
+        for table, upgrade in zip(
+            tables[decode.steps + 1 :], decode.path[decode.steps :], strict=True
+        )
+        if paid(table)
+    ]
     prompt = [[Level.HIGH] * about.prompt_tokens for _ in sizes]
     for bucket in policy.prompt.floors:
         for at, label in enumerate(about.labels):
             if label == bucket.name and sinks <= at < last:
                 prompt[bucket.group][at] = policy.prompt.floors[bucket] if letter else R
     ways: list[tuple[list[list[Level]], dict[LayerBucket, Level] | None]] = []
-    least = 0
-    for path, table in (
-        (() if letter else policy.prompt.below, dict(decode.floors)),
-        (policy.prompt.path if letter else policy.prompt.above, tables[0]),
-    ):
-        least = len(ways)
-        ways.append(([list(row) for row in prompt], paid(table)))
-        for upgrade in path:
-            for at in reversed(range(sinks, last)):
-                if about.labels[at] == upgrade.bucket.name:
-                    assert prompt[upgrade.bucket.group][at] is upgrade.start
-                    prompt[upgrade.bucket.group][at] = upgrade.end
-                    ways.append(([list(row) for row in prompt], paid(table)))
-    ways += [(prompt, table) for table in tables[1:] if paid(table)] + [(prompt, None)]
+
+    def raised(upgrade: Upgrade, table: dict[LayerBucket, Level]) -> None:
+        for at in reversed(range(sinks, last)):
+            if about.labels[at] == upgrade.bucket.name:
+                assert prompt[upgrade.bucket.group][at] is upgrade.start
+                prompt[upgrade.bucket.group][at] = upgrade.end
+                ways.append(([list(row) for row in prompt], paid(table)))
+
+    ways.append(([list(row) for row in prompt], paid(tables[0])))
+    for upgrade in () if letter else policy.prompt.below:
+        raised(upgrade, tables[0])
+    least = len(ways)
+    table = selected
+    ways.append(([list(row) for row in prompt], paid(table)))
+    rest = policy.prompt.path if letter else policy.prompt.above
+    harmed = () if letter else policy.prompt.mending
+    there = [
+        (upgrade, math.inf if n < len(harmed) else spared(policy.prompt.evidence, upgrade))
+        for n, upgrade in enumerate(rest)
+        if upgrade.bucket.name in about.labels[sinks:last]
+    ]
+    # No upgrade is worth more than the one before it on its side: it has to wait for that.
+    bound, bound_of_answer = math.inf, math.inf
+    while there or later:
+        bound = min([bound, *(worth for _, worth in there[:1])])
+        bound_of_answer = min([bound_of_answer, *(worth for _, worth in later[:1])])
+        if there and (prompt_first or not later or bound >= bound_of_answer):
+            raised(there.pop(0)[0], table)
+        else:
+            table = later.pop(0)[0]
+            ways.append(([list(row) for row in prompt], table))
+    ways.append((prompt, None))
     return [
         (count(one, table), one, table is not None, answer(table)[1], number < least)
         for number, (one, table) in enumerate(ways)
@@ -305,8 +360,8 @@ SOME = (Label.USER, Label.FUNCTION_NAME, Label.TYPE, Label.CHAT_SCAFFOLD)
 
 
 # Choices that hold the same, but for how their sums round.
-@example(4, [Label.USER] * 2, 31, 16, 0, "R,L2,L4,H", (2, 3, 1), False)
-@example(4, [Label.USER], 32, 16, 0, "R,L2,L4,H", (2, 3, 1), False)
+@example(4, [Label.USER] * 2, 31, 16, 0, "R,L2,L4,H", (2, 3, 1), False, True)
+@example(4, [Label.USER], 32, 16, 0, "R,L2,L4,H", (2, 3, 1), False, True)
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -317,6 +372,7 @@ SOME = (Label.USER, Label.FUNCTION_NAME, Label.TYPE, Label.CHAT_SCAFFOLD)
     ladder=st.sampled_from(["R,L4,H", "R,H", "R,L2,L4,H"]),
     groups=st.sampled_from([(3,), (1, 2), (2, 3, 1)]),
     letter=st.booleans(),
+    prompt_first=st.booleans(),
 )
 def test_the_choice_is_that_of_the_chain_walked_token_by_token(
     seed: int,
@@ -327,15 +383,18 @@ def test_the_choice_is_that_of_the_chain_walked_token_by_token(
     ladder: str,
     groups: tuple[int, ...],
     letter: bool,
+    prompt_first: bool,
 ) -> None:
     policy = made_up(seed, TAGS, ["user", "function_name", "type"], groups, ladder=ladder)
     about = PromptInfo(len(labels), sum(groups), 2, 2, 32, expected, page, tuple(labels))
-    chain = slow_chain(policy, about, sinks, letter)
+    chain = slow_chain(policy, about, sinks, letter, prompt_first)
     everything = math.ceil((len(labels) + expected) / page) * page
     assert chain[-1][0] == pytest.approx(everything)
     held = []
     for setting in (0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 0.99):
-        found = planned(policy, about, setting, sinks=sinks, letter=letter)
+        found = planned(
+            policy, about, setting, sinks=sinks, letter=letter, prompt_first=prompt_first
+        )
         fits = [one for one in chain if one[0] <= setting * everything + 1e-9]
         slots, prompt, acts, own, floored = (
             fits[-1]
@@ -351,7 +410,8 @@ def test_the_choice_is_that_of_the_chain_walked_token_by_token(
         if acts:
             room = policy.margin * own + setting * everything - slots
             if floored or any(level < Level.HIGH for row in prompt for level in row):
-                room = min(room, policy.margin * next(one[3] for one in chain if not one[4]))
+                selected = next(one[3] for one in chain if not one[4])
+                room = min(room, policy.margin * (selected if floored else own))
             assert found.remaining == pytest.approx(max(0.0, room), abs=1e-6)
         held.append(slots)
     assert held == sorted(held)
