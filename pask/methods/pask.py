@@ -109,9 +109,9 @@ class PASK(Method):
     "all": S(q) are all positions and not those that read a token of the bucket alone. `stages`:
     "decode" leaves the prompt whole, "prompt" the answer. `reserve` "by_state" and `prompt_path`
     "distortion": the paper's rules for one request, to the letter, where the other values deviate
-    (above). `share`: what bytes beyond the selected answer are spent on first. `policy_file`: follow
-    this policy, made before, instead of making one; of the fields that say how, only `actions`
-    counts then. `policy`: what was read from a file.
+    (above). `share`: what bytes beyond the selected answer are spent on first. `policy_file`:
+    follow this policy, made before, instead of making one; of the fields that say how, only
+    `actions` counts then. `policy`: what was read from a file.
     """
 
     budget: float = 0.33

@@ -3,8 +3,8 @@
 All choices of one request lie on one chain, each with at least the levels of the one before: the
 decode side at its floors, and the prompt up to its floors (`PromptChain.below`); the decode side's
 selected candidate; the prompt's upgrades (`PromptChain.above`) and the decode side's later
-candidates, those first that are worth most where both say what they are worth, and all of the
-prompt's first where they do not; at last everything at HIGH.
+candidates, either all of the prompt's first or side by side, the most worthwhile first; at last
+everything at HIGH.
 The prompt goes up token by token, an upgrade's newest tokens first. Taken is the last choice whose
 expected bytes are within the knob's share, and of a request that has none the one that holds least.
 So the expected bytes never shrink as the knob grows.
@@ -49,8 +49,8 @@ class DecodeChain:
     the last all stays at HIGH. `steps`: where on the path tokens start, None where the side does
     not act at all; at the floors as in the selected candidate, from which tokens are demoted.
     `shares` [ways, groups, kept levels] fp64: how the answer's tokens are expected to spread over
-    the levels, by group. `costs` [ways] fp64: slots of a token. `worth` [ways - 2] fp64: of each way
-    after the second, as `pask.policy.path.worth`; -inf puts it after all of the prompt's upgrades.
+    the levels, by group. `costs` [ways] fp64: slots of a token. `worth` [ways - 2] fp64: of each
+    way after the second, as `pask.policy.path.worth`; -inf: after all of the prompt's upgrades.
     """
 
     steps: tuple[int | None, ...]
@@ -192,7 +192,7 @@ def plan(
 
     `prompt` None keeps the prompt whole; `evidence` says which groups and levels there are (either
     side's). The first `sinks` prompt tokens, the last one, and labels without evidence stay at
-    HIGH. R_0 is what the selected candidate takes of a long answer while the prompt is not whole
+    HIGH. R_0 is what the answer's candidate takes of a long answer while the prompt is not whole
     (less where the decode side is at its floors), and then all that is left too. A long answer has
     `margin` times the expected tokens: budgets are met on average, and what short answers leave
     pays for long ones. ValueError for a prompt side without labels.
