@@ -15,6 +15,7 @@ from typing import Any
 
 from pask import __version__
 from pask.arguments import add_shard, config_of, count, shard_of
+from pask.bench import BENCHES
 from pask.calibration.commands import add_commands
 from pask.errors import PaskError
 
@@ -277,7 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "name",
         metavar="NAME",
-        help="attention, evaluate, kernels, lockstep, methods, replay or tags",
+        help=f"one of {', '.join(BENCHES)}",
     )
     bench.add_argument(
         "--items", type=count, metavar="N", help="how many rows, tokens, ... to measure on"

@@ -22,6 +22,7 @@ from pask.policy.path import (
     ranked_path,
     ratio,
     round_robin_path,
+    worth,
 )
 from pask.structure.buckets import LayerBucket
 from tests.null.policy_tables import L4, PAPER, H, R, evidence, evidences, found, packed, taus
@@ -45,6 +46,18 @@ def test_an_upgrade_that_distorts_more_is_worth_nothing() -> None:
     assert ratio(found("a", 0, {R: 1.0, L4: 3.0}), R, L4, (1,)) == 0.0
     with pytest.raises(ValueError, match="ratio: HIGH -> LOW4 is no upgrade"):
         ratio(found("a", 0, {R: 1.0, L4: 3.0}), H, L4, (1,))
+
+
+def test_worth_is_distortion_over_an_answer_by_the_bytes_of_all_tokens() -> None:
+    table = evidence(
+        found("a", 1, {R: 2.0, L4: 0.5}, tokens=4.0),
+        found("b", 1, {R: 2.0, L4: 0.5}, tokens=0.0),
+        groups=(3, 1),
+    )
+    # 9 positions of 200 rows feel it; 4 tokens, whose upgrade takes 0.3125 / 4 each.
+    assert worth(table, Upgrade(A1, R, L4, 0.0)) == pytest.approx(1.5 * 9 / 200 / 0.3125)
+    assert worth(table, Upgrade(A1, L4, H, 0.0)) == pytest.approx(0.5 * 9 / 200 / 0.6875)
+    assert worth(table, Upgrade(B1, R, L4, 0.0)) == 0.0
 
 
 # One layer a group: R -> L4 costs 5 units of 32, L4 -> H costs 11.
