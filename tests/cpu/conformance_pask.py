@@ -89,7 +89,8 @@ def window(method: Any, info: PromptInfo) -> int:
 
 def _choice(method: Any, info: PromptInfo) -> tuple[list[Any], float, Any]:
     """The chain, the slots that the knob allows, and the choice that PASK has to make."""
-    chain = slow_chain(method.policy, info, method.sinks)
+    letter, prompt_first = method.prompt_path == "distortion", method.share == "prompt_first"
+    chain = slow_chain(method.policy, info, method.sinks, letter, prompt_first)
     allowed = method.setting * chain[-1][0]
     within = [one for one in chain if one[0] <= allowed + 1e-9]
     least = min(one[0] for one in chain) + 1e-9
