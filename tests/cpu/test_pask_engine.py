@@ -78,6 +78,8 @@ def entries(policies: Sequence[Policy]) -> Iterator[tuple[str, PASK]]:
                 yield f"{number} {stages} {setting}", method
             by_letter = replace(method, stages="both", reserve="by_state", prompt_path="distortion")
             yield f"{number} to the letter {setting}", by_letter
+            side_by_side = replace(method, stages="both", share="by_distortion")
+            yield f"{number} side by side {setting}", side_by_side
 
 
 def test_replay_is_decoding_and_the_top_is_full_kv(
