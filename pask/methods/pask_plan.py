@@ -85,7 +85,7 @@ class DecodeChain:
         ways = 3
         shares = _at_high(evidence).expand(ways, -1, -1)
         ones = torch.ones(ways, dtype=torch.float64)
-        return cls((None,) * ways, shares, ones, torch.full((ways - 2,), -inf).double())
+        return cls((None,) * ways, shares, ones, -inf * ones[2:])
 
     def rings(self, recent: int, page_slots: int) -> torch.Tensor:
         """[ways, groups] fp64: slots of the rings of recent tokens, 0 where all end at HIGH."""
