@@ -16,6 +16,11 @@ COMMANDS = [
     for line in block.splitlines()
     if line.strip()
 ]
+PAGES = [
+    *(PROJECT / name for name in ("README.md", "baselines/README.md", "kernels/README.md")),
+    PROJECT / "results/README.md",
+    *sorted((PROJECT / "results/reference").glob("*.md")),
+]
 SNAKEMAKE = [command for command in COMMANDS if command.startswith("snakemake ")]
 
 
@@ -57,14 +62,31 @@ def test_every_command_of_the_program_is_described() -> None:
         assert f"`pask {name}" in README, name
 
 
-def test_linked_files_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (PROJECT / target).exists(), target
+def _anchors(page: Path) -> set[str]:
+    """What a link may name behind `#`: each heading as GitHub spells it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_configs_that_are_named_exist(page: Path) -> None:
+    text = re.sub(r"\s", "", page.read_text(encoding="utf-8"))  # a name may be broken over lines
+    for name in re.findall(r"configs/[\w.-]+\.(?:yaml|json)", text):
+        assert (PROJECT / name).exists(), name
 
 
 def test_manners() -> None:
     """The project names no machine, folder or package index of anybody's."""
-    for path in [PROJECT / "README.md", PROJECT / "Makefile", PROJECT / "pyproject.toml"]:
+    for path in [*PAGES, PROJECT / "Makefile", PROJECT / "pyproject.toml"]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"/home/|/root/|/work/|pypi\.org|pythonhosted", text), path
 
