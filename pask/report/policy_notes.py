@@ -15,15 +15,22 @@ from pask.report.statistics import RESAMPLES, SEED, rounded
 
 def smoke(selection: pd.DataFrame, few: int) -> str:
     """Why the page is no evidence, in one sentence; empty from `few` rows of both parts on."""
-    calibration = int(selection["cal_rows"].min())
-    tried = selection["dev_rows"].dropna()
-    development = int(tried.min()) if len(tried) else 0
-    if min(calibration, development) >= few:
+    parts = (selection["cal_rows"], selection["dev_rows"].dropna())
+    if all(len(rows) and rows.min() >= few for rows in parts):
         return ""
+    calibration, development = map(_span, parts)
     return (
         f"Sample of {calibration} calibration and {development} development rows: a smoke figure, "
         "not evidence."
     )
+
+
+def _span(rows: pd.Series[int]) -> str:
+    """Policies of one page may rest on different numbers of rows."""
+    if rows.empty:
+        return "0"
+    least, most = int(rows.min()), int(rows.max())
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def policy_notes(

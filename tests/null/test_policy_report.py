@@ -426,3 +426,8 @@ def test_few_rows_of_either_part_make_a_smoke_figure(
 ) -> None:
     frame = pd.DataFrame({"cal_rows": [calibration, 500], "dev_rows": [development, None]})
     assert ("smoke figure" in smoke(frame, 100)) is warned
+
+
+def test_the_warning_says_on_how_few_and_how_many_rows_the_policies_rest() -> None:
+    frame = pd.DataFrame({"cal_rows": [200, 32, 200], "dev_rows": [64, 64, None]})
+    assert smoke(frame, 100).startswith("Sample of 32 to 200 calibration and 64 development rows:")
