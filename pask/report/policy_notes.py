@@ -62,8 +62,9 @@ def policy_notes(
         "no row changed its outcome; a threshold below one step protects whatever lost one row "
         "more than it gained.",
         "V above and below 0: 95 % score intervals for paired data (Tango 1998) that exclude 0; of "
-        f"{family} {excluded} of {len(buckets)}. If all V were 0, about one in twenty would by "
-        "chance: nothing is adjusted for how many there are.",
+        f"{family} {excluded} of {len(buckets)}. If all V were 0, one in twenty would by "
+        "chance at most, and fewer where few rows changed their outcome; nothing is adjusted for "
+        "how many there are.",
         f"rho: ties at mean ranks; interval: bootstrap of bucket names, layer groups together; p: "
         f"names permuted; {RESAMPLES:,} draws each, seed {SEED}. V of few rows is coarse, which by "
         "itself draws rho to 0.",
